@@ -94,7 +94,10 @@ def _methods(cls: Any, apart: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _written(cls: Any) -> Iterator[tuple[str, Any]]:
-    """Return the functions in the source of a class, except operations, which only `run` drives."""
+    """Return the functions in the source of a class, except operations.
+
+    Operations are run by `run_operation`.
+    """
     for name, value in vars(cls).items():
         made = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if inspect.isfunction(made) and _ours(made) and made.__code__.co_filename[0] != "<":

@@ -17,7 +17,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from perdure.effects import Effect, awaiting, blocking, call_method
+from perdure.effects import Effect, build_async_function, build_blocking_function, call_method
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory.context import UseMemories, use_memories
 from perdure.memory.extraction import remember_turns
@@ -102,7 +102,7 @@ def chat_graph(
         return Command(update={"messages": [answer]}, goto=goto)
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
-    respond_node = RunnableLambda(blocking(respond), awaiting(respond))
+    respond_node = RunnableLambda(build_blocking_function(respond), build_async_function(respond))
     builder.add_node(
         "respond", respond_node, destinations=(*(["tools"] if tools else ()), *steps, END)
     )
@@ -189,7 +189,7 @@ def _wrap_part_without_streaming(part: Part) -> Runnable[Any, Any]:
         update = await call_method(part, "invoke", state, config)
         return Command(update=list(update.items()))
 
-    return RunnableLambda(blocking(updating), awaiting(updating))
+    return RunnableLambda(build_blocking_function(updating), build_async_function(updating))
 
 
 def _choose_next_due_step(

@@ -32,7 +32,7 @@ from urllib.parse import quote
 from langchain_core.runnables import RunnableConfig
 
 from perdure import errors
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import ConfigurationError, MissingDependency, StorageUnavailable
 from perdure.memory import model_call
 from perdure.memory.extraction import (
@@ -408,7 +408,7 @@ class Background:
                 self._due.remove_thread_from_cache(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
-            watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
+            watermark = run_operation(read_watermark(adapter, job.namespace, job.thread_id, name))
             # The watermark marks how far the thread has been extracted. If it has reached the
             # thread's head, the job has not failed, because the lost worker stored its result
             # before it died.
@@ -417,7 +417,7 @@ class Background:
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=is_final)
             # On a version conflict, retry with the watermark that another extraction wrote.
             with suppress(errors.VersionConflict):
-                run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
+                run_operation(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
                     "dead" if is_final or watermark.attempts > self.pace.retries else "retrying"
                 )

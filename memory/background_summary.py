@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import Effect, call_method, run
+from perdure.effects import Effect, call_method, run_operation
 from perdure.memory.conversation import Messages, get_role
 from perdure.storage.threads import ThreadPool
 
@@ -255,7 +255,7 @@ def _wait_for_run_end_unless_rescheduled(
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():
-        head = run(read_head_checkpoint(thread, messages_key))
+        head = run_operation(read_head_checkpoint(thread, messages_key))
         if head is not None and can_store_summary(head.tuple):
             messages = head.values.get(messages_key)
             if any(getattr(message, "id", None) == last_message_id for message in messages or ()):

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.delta import COUNTERS
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, get_role, has_visible_content
 from perdure.memory.exchanges import iter_turns
@@ -136,7 +136,11 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     def _read_messages(self, head: CheckpointTuple | None) -> list[BaseMessage]:
         """Return the messages in a head checkpoint, or an empty list if `head` is None."""
-        stored = run(read_channel_values(self.checkpointer, head)).get("messages") if head else None
+        stored = (
+            run_operation(read_channel_values(self.checkpointer, head)).get("messages")
+            if head
+            else None
+        )
         return check_and_select_messages_to_store(
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )

@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.effects import awaiting, blocking
+from perdure.effects import build_async_function, build_blocking_function
 from perdure.errors import ConfigurationError, LimitExceeded, UnknownMemory
 from perdure.memory.changes import (
     NO_TOMBSTONE_REASON,
@@ -389,17 +389,19 @@ class Collection:
         """Return the store adapter, and the namespace that is selected by the run's config."""
         return get_adapter(self.store, self.namespace), fill_namespace(self.namespace, config)
 
-    insert, ainsert = blocking(_insert), awaiting(_insert)
-    update, aupdate = blocking(_update), awaiting(_update)
-    supersede, asupersede = blocking(_supersede), awaiting(_supersede)
-    delete, adelete = blocking(_delete), awaiting(_delete)
-    forget, aforget = blocking(_forget), awaiting(_forget)
-    forget_matching, aforget_matching = blocking(_forget_matching), awaiting(_forget_matching)
-    forget_all, aforget_all = blocking(_forget_all), awaiting(_forget_all)
-    get, aget = blocking(_get), awaiting(_get)
-    search, asearch = blocking(_search), awaiting(_search)
-    list, alist = blocking(_list), awaiting(_list)
-    history, ahistory = blocking(_history), awaiting(_history)
+    insert, ainsert = build_blocking_function(_insert), build_async_function(_insert)
+    update, aupdate = build_blocking_function(_update), build_async_function(_update)
+    supersede, asupersede = build_blocking_function(_supersede), build_async_function(_supersede)
+    delete, adelete = build_blocking_function(_delete), build_async_function(_delete)
+    forget, aforget = build_blocking_function(_forget), build_async_function(_forget)
+    forget_matching = build_blocking_function(_forget_matching)
+    aforget_matching = build_async_function(_forget_matching)
+    forget_all = build_blocking_function(_forget_all)
+    aforget_all = build_async_function(_forget_all)
+    get, aget = build_blocking_function(_get), build_async_function(_get)
+    search, asearch = build_blocking_function(_search), build_async_function(_search)
+    list, alist = build_blocking_function(_list), build_async_function(_list)
+    history, ahistory = build_blocking_function(_history), build_async_function(_history)
 
 
 async def _remember(
@@ -506,9 +508,9 @@ async def _memories(
     return await collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
 
 
-remember, aremember = blocking(_remember), awaiting(_remember)
-forget, aforget = blocking(_forget), awaiting(_forget)
-memories, amemories = blocking(_memories), awaiting(_memories)
+remember, aremember = build_blocking_function(_remember), build_async_function(_remember)
+forget, aforget = build_blocking_function(_forget), build_async_function(_forget)
+memories, amemories = build_blocking_function(_memories), build_async_function(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
@@ -791,9 +793,9 @@ class Quarantine:
         await erase_items(adapter, entries_namespace, key)
         return Outcome("deleted", key)
 
-    list, alist = blocking(_list), awaiting(_list)
-    release, arelease = blocking(_release), awaiting(_release)
-    discard, adiscard = blocking(_discard), awaiting(_discard)
+    list, alist = build_blocking_function(_list), build_async_function(_list)
+    release, arelease = build_blocking_function(_release), build_async_function(_release)
+    discard, adiscard = build_blocking_function(_discard), build_async_function(_discard)
 
     def _get_adapter_memory_and_quarantine_namespaces(
         self, config: RunnableConfig | None

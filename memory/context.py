@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.effects import awaiting, blocking, call_method
+from perdure.effects import build_async_function, build_blocking_function, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, get_role
 from perdure.memory.counting_functions import find_largest_message_selection_within_budget
@@ -392,7 +392,8 @@ class UseMemories(MessagesNode):
         model_input = replace(model_input, turns=turns)
         return self._add(model_input, render_section("memories", lines)) if lines else model_input
 
-    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
+    transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
+    atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
 
     async def _find_shown_message_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None

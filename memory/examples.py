@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, Field, model_validator
 
-from perdure.effects import awaiting, blocking
+from perdure.effects import build_async_function, build_blocking_function
 from perdure.errors import InvalidValue
 from perdure.memory.changes import complete_provenance
 from perdure.memory.collection import Collection
@@ -198,11 +198,13 @@ class ExampleSelector(BaseExampleSelector):
             else ""
         )
 
-    add, aadd = blocking(_store_example), awaiting(_store_example)
-    select, aselect = blocking(_find_examples), awaiting(_find_examples)
-    # mypy wrongly infers the base class as the type of `self` in the two following lines
-    add_example, aadd_example = blocking(_add_example), awaiting(_add_example)  # type: ignore[arg-type]
-    select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
+    add, aadd = build_blocking_function(_store_example), build_async_function(_store_example)
+    select, aselect = build_blocking_function(_find_examples), build_async_function(_find_examples)
+    # mypy wrongly infers the base class as the type of `self` in the four following lines
+    add_example = build_blocking_function(_add_example)  # type: ignore[arg-type]
+    aadd_example = build_async_function(_add_example)  # type: ignore[arg-type]
+    select_examples = build_blocking_function(_select_examples)  # type: ignore[arg-type]
+    aselect_examples = build_async_function(_select_examples)  # type: ignore[arg-type]
 
 
 def _is_example_of_input_and_outcome(memory: Memory) -> bool:

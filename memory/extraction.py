@@ -30,7 +30,13 @@ from langgraph.store.base import BaseStore
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.effects import Operation, awaiting, blocking, run, run_in_thread
+from perdure.effects import (
+    Operation,
+    build_async_function,
+    build_blocking_function,
+    run_in_thread,
+    run_operation,
+)
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -235,7 +241,7 @@ class Extraction:
             await pipeline.reset_watermark(thread_id)
         return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
 
-    extract, aextract = blocking(_extract), awaiting(_extract)
+    extract, aextract = build_blocking_function(_extract), build_async_function(_extract)
 
     def get_adapter(self) -> StoreAdapter:
         """Return the adapter of the store.
@@ -651,7 +657,7 @@ class DueThreads:
             adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
             watermark_keys = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
-            watermarks, jobs = run(read_watermarks(adapter, watermark_keys, name)), []
+            watermarks, jobs = run_operation(read_watermarks(adapter, watermark_keys, name)), []
             for (thread_id, unread_thread), watermark in zip(unread, watermarks, strict=True):
                 head, first_seen, namespace, labels = unread_thread
                 if watermark.checkpoint_id == head.checkpoint_id:
@@ -682,7 +688,9 @@ class DueThreads:
         cached = self._read_states.get(head.thread_id)
         if cached is None or cached[0] != state:
             position = head.thread_id, head.checkpoint_id, self._extraction.messages_key
-            is_read = run(thread_messages.is_read_in_full(self._saver, *position, watermark))
+            is_read = run_operation(
+                thread_messages.is_read_in_full(self._saver, *position, watermark)
+            )
             cached = self._read_states[head.thread_id] = state, is_read
         return cached[1]
 

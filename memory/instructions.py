@@ -19,7 +19,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.effects import Operation, awaiting, blocking
+from perdure.effects import Operation, build_async_function, build_blocking_function
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import MAX_TRIES, plan_and_write_with_retries
 from perdure.memory.conversation import Messages
@@ -153,10 +153,11 @@ class Instructions:
         )
         return await self._write_text(texts[version], "rollback", config)
 
-    current, acurrent = blocking(_get_current), awaiting(_get_current)
-    history, ahistory = blocking(_list_versions), awaiting(_list_versions)
-    set, aset = blocking(_set_text), awaiting(_set_text)
-    rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
+    current, acurrent = build_blocking_function(_get_current), build_async_function(_get_current)
+    history = build_blocking_function(_list_versions)
+    ahistory = build_async_function(_list_versions)
+    set, aset = build_blocking_function(_set_text), build_async_function(_set_text)
+    rollback, arollback = build_blocking_function(_roll_back), build_async_function(_roll_back)
 
     def get_item_handle(self, config: RunnableConfig | None) -> ItemHandle:
         """Return a handle for the store item that contains a run's instructions."""
@@ -304,7 +305,8 @@ class UseInstructions(MessagesNode):
         system = next((message for message in plain if message.text == text), SystemMessage(text))
         return add_summary(replace(model_input, system=system, system_parts=()), summary)
 
-    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
+    transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
+    atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
 
 
 use_instructions = UseInstructions
@@ -433,7 +435,8 @@ class UpdateInstructions(Learner):
             _LOG.warning("the instructions were not updated: %s", exc)
             return await self._instructions.read_version(handle)
 
-    rewrite, arewrite = blocking(_rewrite_instructions), awaiting(_rewrite_instructions)
+    rewrite = build_blocking_function(_rewrite_instructions)
+    arewrite = build_async_function(_rewrite_instructions)
 
     async def _request_new_instructions(
         self,

@@ -13,7 +13,7 @@ from langgraph.config import get_config
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 
-from perdure.effects import Effect, awaiting, blocking, call_method
+from perdure.effects import Effect, build_async_function, build_blocking_function, call_method
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
@@ -230,12 +230,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             for part in self._get_summaries(get_config()):
                 part.schedule_background_summary(state)
 
-    before_model: Any = blocking(_summarize_state_before_model_if_due)
-    abefore_model: Any = awaiting(_summarize_state_before_model_if_due)
-    wrap_model_call: Any = blocking(_wrap_model_call)
-    awrap_model_call: Any = awaiting(_wrap_model_call)
-    after_agent: Any = blocking(_run_learners_and_schedule_summaries)
-    aafter_agent: Any = awaiting(_run_learners_and_schedule_summaries)
+    before_model: Any = build_blocking_function(_summarize_state_before_model_if_due)
+    abefore_model: Any = build_async_function(_summarize_state_before_model_if_due)
+    wrap_model_call: Any = build_blocking_function(_wrap_model_call)
+    awrap_model_call: Any = build_async_function(_wrap_model_call)
+    after_agent: Any = build_blocking_function(_run_learners_and_schedule_summaries)
+    aafter_agent: Any = build_async_function(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
         """Return the middleware's view, adjusted to count tokens for the given tools and model.

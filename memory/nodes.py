@@ -19,7 +19,7 @@ from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messa
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.effects import awaiting, blocking, call_method
+from perdure.effects import build_async_function, build_blocking_function, call_method
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
 from perdure.memory.exchanges import Purpose, iter_turns
@@ -203,15 +203,11 @@ class MessagesNode(Node):
             )
         }
 
-    __call__, acall = (
-        blocking(_transform_messages_of_input_for_model),
-        awaiting(_transform_messages_of_input_for_model),
-    )
-    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
-    select_messages, aselect_messages = (
-        blocking(_transform_messages_of_state_for_model),
-        awaiting(_transform_messages_of_state_for_model),
-    )
+    __call__ = build_blocking_function(_transform_messages_of_input_for_model)
+    acall = build_async_function(_transform_messages_of_input_for_model)
+    invoke, ainvoke = build_blocking_function(_invoke), build_async_function(_invoke)  # type: ignore[arg-type]
+    select_messages = build_blocking_function(_transform_messages_of_state_for_model)
+    aselect_messages = build_async_function(_transform_messages_of_state_for_model)
 
 
 class Learner(Node):
@@ -249,8 +245,11 @@ class Learner(Node):
         messages = await self._learn_and_return_messages(input, config)
         return messages if is_message_list(input) else {}
 
-    __call__, acall = blocking(_learn_and_return_messages), awaiting(_learn_and_return_messages)
-    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
+    __call__, acall = (
+        build_blocking_function(_learn_and_return_messages),
+        build_async_function(_learn_and_return_messages),
+    )
+    invoke, ainvoke = build_blocking_function(_invoke), build_async_function(_invoke)  # type: ignore[arg-type]
 
 
 class View(MessagesNode):
@@ -300,7 +299,8 @@ class View(MessagesNode):
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return model_input
 
-    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
+    transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
+    atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
 
 
 view = View

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, RootModel, ValidationError
 
-from perdure.effects import awaiting, blocking
+from perdure.effects import build_async_function, build_blocking_function
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
 from perdure.memory.changes import plan_and_write_with_retries
 from perdure.memory.detectors import find_email_addresses, find_phone_numbers, find_sensitive_spans
@@ -499,11 +499,11 @@ class Profile(Generic[M]):
         await handle.adapter.write([build_removal(handle.namespace, handle.key)])
         return None
 
-    get, aget = blocking(_get), awaiting(_get)
-    history, ahistory = blocking(_history), awaiting(_history)
-    patch, apatch = blocking(_patch), awaiting(_patch)
-    set, aset = blocking(_set), awaiting(_set)
-    forget, aforget = blocking(_forget), awaiting(_forget)
+    get, aget = build_blocking_function(_get), build_async_function(_get)
+    history, ahistory = build_blocking_function(_history), build_async_function(_history)
+    patch, apatch = build_blocking_function(_patch), build_async_function(_patch)
+    set, aset = build_blocking_function(_set), build_async_function(_set)
+    forget, aforget = build_blocking_function(_forget), build_async_function(_forget)
 
     def get_item_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
         """Return a handle to the store item that holds a run's profile.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.effects import awaiting, blocking, run
+from perdure.effects import build_async_function, build_blocking_function, run_operation
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import check_instance, check_min_score, check_whole_number
 from perdure.memory.periods import Period
@@ -458,7 +458,7 @@ async def _recall(
     )
 
 
-recall, arecall = blocking(_recall), awaiting(_recall)
+recall, arecall = build_blocking_function(_recall), build_async_function(_recall)
 
 
 def merge_rankings_by_reciprocal_rank(
@@ -672,14 +672,14 @@ def check_recall(
         # `get` raises InvalidNamespace if the text is not a valid key.
         with suppress(InvalidNamespace):
             return any(
-                run(adapter.get(namespace, text))
+                run_operation(adapter.get(namespace, text))
                 for namespace in search.list_searched_namespaces(config)
             )
         return False
 
     for question, expected in _validate_questions_with_expected_texts(questions):
         memories, ranks = (
-            run(search.find_memories(question, store_without_refresh, config)).memories,
+            run_operation(search.find_memories(question, store_without_refresh, config)).memories,
             list[int | None](),
         )
         for text in expected:

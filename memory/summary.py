@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure import errors
-from perdure.effects import awaiting, blocking, run
+from perdure.effects import build_async_function, build_blocking_function, run_operation
 from perdure.memory.background_summary import (
     BackgroundSummaries,
     SavedThread,
@@ -326,7 +326,8 @@ class Summarize(MessagesNode):
         """
         return self._background is None or await self._background.flush(timeout_s)
 
-    flush, aflush = blocking(_wait_for_background), awaiting(_wait_for_background)
+    flush = build_blocking_function(_wait_for_background)
+    aflush = build_async_function(_wait_for_background)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
         """Summarise an idle thread that has reached three quarters of `trigger`.
@@ -352,10 +353,11 @@ class Summarize(MessagesNode):
             _LOG.warning("%s; the next call tries again", exc)
             return False
 
-    summarize_thread, asummarize_thread = blocking(_summarize_thread), awaiting(_summarize_thread)
+    summarize_thread = build_blocking_function(_summarize_thread)
+    asummarize_thread = build_async_function(_summarize_thread)
 
     def _summarize_saved_thread(self, thread: SavedThread) -> None:
-        run(self._write_summary_of_idle_thread_if_due(thread))
+        run_operation(self._write_summary_of_idle_thread_if_due(thread))
 
     async def _write_summary_of_idle_thread_if_due(self, thread: SavedThread) -> bool:
         """Summarise an idle thread that has reached three quarters of the trigger.

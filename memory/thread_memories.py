@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from langgraph.store.base import BaseStore
 
-from perdure.effects import awaiting, blocking
+from perdure.effects import build_async_function, build_blocking_function
 from perdure.memory.options import check_instance
 from perdure.memory.records import (
     QUARANTINE,
@@ -65,5 +65,5 @@ async def _forget_thread_memories(
     return receipt
 
 
-forget_thread_memories = blocking(_forget_thread_memories)
-aforget_thread_memories = awaiting(_forget_thread_memories)
+forget_thread_memories = build_blocking_function(_forget_thread_memories)
+aforget_thread_memories = build_async_function(_forget_thread_memories)

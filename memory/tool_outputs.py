@@ -18,8 +18,8 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.effects import (
-    awaiting,
-    blocking,
+    build_async_function,
+    build_blocking_function,
     build_effect_that_calls_function_in_thread,
     call_method,
 )
@@ -252,4 +252,5 @@ async def _read_summarized_messages(
     return list(originals.values())
 
 
-expand, aexpand = blocking(_read_summarized_messages), awaiting(_read_summarized_messages)
+expand = build_blocking_function(_read_summarized_messages)
+aexpand = build_async_function(_read_summarized_messages)

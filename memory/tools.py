@@ -24,7 +24,7 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from perdure import errors
-from perdure.effects import Operation, arun, run
+from perdure.effects import Operation, arun_operation, run_operation
 from perdure.memory.changes import (
     TEXT,
     MemoryWriter,
@@ -390,12 +390,12 @@ def build_tool(
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return run(handler(tool_arguments, build_attribution(runtime, config)))
+        return run_operation(handler(tool_arguments, build_attribution(runtime, config)))
 
     async def acall_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return await arun(handler(tool_arguments, build_attribution(runtime, config)))
+        return await arun_operation(handler(tool_arguments, build_attribution(runtime, config)))
 
     def describe_wrong_arguments(exc: Any) -> str:
         faults = describe_validation_errors(exc)

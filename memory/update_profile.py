@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.effects import awaiting, blocking
+from perdure.effects import build_async_function, build_blocking_function
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import plan_and_write_with_retries, plan_proposed_changes
 from perdure.memory.conversation import Messages
@@ -120,7 +120,10 @@ class UpdateProfile(Learner):
             _LOG.warning("the profile was not updated: %s", exc)
             return ProfileUpdate(fault=str(exc))
 
-    learn, alearn = blocking(_update_profile_from_messages), awaiting(_update_profile_from_messages)
+    learn, alearn = (
+        build_blocking_function(_update_profile_from_messages),
+        build_async_function(_update_profile_from_messages),
+    )
 
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None

@@ -29,7 +29,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.records import VIEWS_NAMESPACE
-from perdure.effects import Effect, awaiting, blocking
+from perdure.effects import Effect, build_async_function, build_blocking_function
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import get_role
 from perdure.memory.options import check_instance, check_text
@@ -231,7 +231,7 @@ async def _list_views(
     return [_convert_checkpoint_to_model_view(checkpoint) for checkpoint in reversed(checkpoints)]
 
 
-views, aviews = blocking(_list_views), awaiting(_list_views)
+views, aviews = build_blocking_function(_list_views), build_async_function(_list_views)
 
 
 def _check_saver(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:

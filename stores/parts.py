@@ -33,7 +33,7 @@ from langgraph.store.base import NotProvided, PutOp, TTLConfig
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from perdure.effects import Effect, Operation, arun, run
+from perdure.effects import Effect, Operation, arun_operation, run_operation
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
 from perdure.storage.encryption import (
@@ -571,7 +571,7 @@ class OperationRunner:
             # Open the database before running the operation, because preparing a put requires the
             # searched JSON paths, which are recorded in the database.
             self.database.connect()
-            return run(operation)
+            return run_operation(operation)
 
     async def arun(self, operation: Operation[T], *, computes_in_thread: bool = False) -> T:
         """Run an operation from a coroutine.
@@ -585,7 +585,7 @@ class OperationRunner:
         except BaseException:
             operation.close()
             raise
-        return await arun(operation, self.call_reader if computes_in_thread else None)
+        return await arun_operation(operation, self.call_reader if computes_in_thread else None)
 
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a slow call.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perdure.effects import Effect, run
+from perdure.effects import Effect, run_operation
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, fetch_rows
 from perdure.stores.base import FoundItem, Mode, Period, RankExplanation
@@ -425,7 +425,9 @@ class Searcher:
             return query
         # Open the file first, because it records which model computed its vectors.
         self._parts.database.connect()
-        return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
+        return replace(
+            query, vector=run_operation(self._embed_query(query, selection)), is_embedded=True
+        )
 
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """Return the vector of a query, or None if the search uses keywords only.

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import ImportFailed, PerdureError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Progress, TransferReport
@@ -233,7 +233,7 @@ class Transfer:
                 if not batch and not unsuitable and error is None:
                     return report
                 try:
-                    report += run(self._write_batch(batch, state))
+                    report += run_operation(self._write_batch(batch, state))
                 # A version to be imported and a version in this store have the same number but
                 # different content.
                 except ImportFailed as exc:

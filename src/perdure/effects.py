@@ -2,10 +2,10 @@
 
 An operation is a coroutine that awaits only `Effect` objects. An effect is a step that waits for
 something, such as a database query or a model call. Each effect has a blocking and an asynchronous
-implementation. `run` runs an operation without an event loop, using the blocking implementation of
-each effect. `arun` runs an operation in an event loop, using the asynchronous implementation of
-each effect. The decorators `blocking` and `awaiting` turn an operation into a public blocking
-method and a public coroutine method, respectively.
+implementation. `run_operation` runs an operation without an event loop, using the blocking
+implementation of each effect. `arun_operation` runs an operation in an event loop, using the
+asynchronous implementation of each effect. `build_blocking_function` and `build_async_function`
+turn an operation into a public blocking method and a public coroutine method, respectively.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        # The effect is yielded to `run` or `arun`, which performs it and sends its result back into
-        # this generator.
+        # The effect is yielded to `run_operation` or `arun_operation`, which performs it and sends
+        # its result back into this generator.
         answer: T = yield self
         return answer
 
 
-class _OperationEnd(NamedTuple):
+class _OperationResult(NamedTuple):
     """The final result of an operation."""
 
     result: Any
 
 
-def run(operation: Operation[T]) -> T:
+def run_operation(operation: Operation[T]) -> T:
     """Run an operation synchronously in the calling OS thread, and return its result.
 
     If an effect raises an exception, it is raised inside the operation, at the `await` of that
@@ -60,8 +60,8 @@ def run(operation: Operation[T]) -> T:
     return flow.run_flow(operation, lambda effect: effect.blocking())
 
 
-async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = None) -> T:
-    """Run an operation in an event loop, and return its result; see `run`.
+async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller | None = None) -> T:
+    """Run an operation in an event loop, and return its result; see `run_operation`.
 
     Args:
         operation: The operation.
@@ -79,7 +79,7 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
                 raise
-        if isinstance(step, _OperationEnd):
+        if isinstance(step, _OperationResult):
             return step.result  # type: ignore[no-any-return]
         try:
             answer = await step.awaiting()
@@ -91,12 +91,12 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
             continue_operation = partial(operation.send, answer)
 
 
-def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationEnd:
+def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationResult:
     """Run an operation until its next effect, and return that effect or the final result."""
     try:
         return continue_operation()  # type: ignore[no-any-return]
     except StopIteration as stop:  # An asyncio future cannot raise StopIteration.
-        return _OperationEnd(stop.value)
+        return _OperationResult(stop.value)
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
@@ -105,7 +105,9 @@ def run_in_thread(operation: Operation[T]) -> Effect[T]:
     In the asynchronous implementation, the operation's own code (everything between two effects)
     runs in another OS thread.
     """
-    return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
+    return Effect(
+        lambda: run_operation(operation), lambda: arun_operation(operation, asyncio.to_thread)
+    )
 
 
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
@@ -128,12 +130,12 @@ def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Eff
     return Effect(function, lambda: asyncio.to_thread(function))
 
 
-def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
+def build_blocking_function(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
     """Build a public blocking function from an operation, for example `get` from `_get`."""
 
     @wraps(operation)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return run(operation(*args, **kwargs))
+        return run_operation(operation(*args, **kwargs))
 
     # Delete `__wrapped__`, because libraries that follow it would treat `call` as a coroutine
     # function.
@@ -142,12 +144,14 @@ def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
     return _rename_function(call, operation.__name__.lstrip("_"))
 
 
-def awaiting(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def build_async_function(
+    operation: Callable[P, Operation[T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
     """Build a public coroutine function from an operation, for example `aget` from `_get`."""
 
     @wraps(operation)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await arun(operation(*args, **kwargs))
+        return await arun_operation(operation(*args, **kwargs))
 
     name = operation.__name__.lstrip("_")
     call.__doc__ = f"See `{name}`."

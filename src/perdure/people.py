@@ -20,7 +20,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.owner_record import may_owners_be_organisations
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
 from perdure.memory.person_archive import iter_archive_lines
 from perdure.memory.person_namespaces import (
@@ -241,10 +241,12 @@ def forget(
     return _PersonErasure(rows, saver, store, namespaces, *options).forget(timeout_s)
 
 
-def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
-    """Return a copy of the report that lists only those kept namespaces that are in `visible`."""
+def limit_report_to_namespaces(report: Report, visible_namespaces: Collection[str]) -> Report:
+    """Return a copy of the report without kept namespaces that are not in `visible_namespaces`."""
     kept_parts = (
-        replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
+        replace(
+            part, ids=tuple(namespace for namespace in part.ids if namespace in visible_namespaces)
+        )
         if part.what == "namespaces"
         else part
         for part in report.kept
@@ -373,7 +375,7 @@ class _PersonErasure:
 
     def _erase_items_of_person(self, threads: list[str], *, dry_run: bool) -> None:
         """Erase the items of the person. With `dry_run`, only count the items."""
-        receipt: Receipt = run(
+        receipt: Receipt = run_operation(
             forget_person(
                 StoreAdapter(self.store),
                 self.rows.user,
@@ -431,7 +433,7 @@ class _PersonErasure:
             crons, crons_elsewhere = self.rows.list_own_crons_and_crons_on_other_threads(
                 own_threads
             )
-            quoting_threads, cron_threads = self._find_threads_with_texts_of_person_and_of_crons(
+            quoting_threads, cron_threads = self._find_ids_of_threads_quoting_person_and_crons(
                 threads, item_namespaces, crons
             )
             runs_elsewhere = self.rows.list_own_runs_on_threads_of_others(own_threads)
@@ -463,7 +465,7 @@ class _PersonErasure:
             ]
         return tuple(part for part in kept_parts if part.count)
 
-    def _find_threads_with_texts_of_person_and_of_crons(
+    def _find_ids_of_threads_quoting_person_and_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
         """Find other people's threads that contain text from the person or from the person's crons.
@@ -551,7 +553,7 @@ def _find_threads_and_namespaces_of_person(
     """
     threads, templates = rows.list_thread_ids(), check_templates(namespaces)
     conversations = threads if conversations_by_id else None
-    person_namespaces: PersonNamespaces = run(
+    person_namespaces: PersonNamespaces = run_operation(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
     if not (

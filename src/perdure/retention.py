@@ -175,26 +175,31 @@ class _RetentionPass:
         rules, everything = self.rules, self.thread_ids is None
         removals: list[Removal] = []
         if rules.quarantine_days is not None and everything:
-            removals += self._erase_quarantined(rules.quarantine_days)
+            removals += self._erase_old_quarantine_entries(rules.quarantine_days)
         if rules.idle_days is not None:
             removals += self._delete_idle_threads(self._days_ago(rules.idle_days))
         if rules.checkpoints:
             removals += self._remove_checkpoints()
         if everything:
-            removals += self._remove_items()
+            removals += self._remove_expired_items_and_old_versions()
         if rules.jobs_days is not None and everything:
             removals += self._remove_failed_jobs(rules.jobs_days)
         return Report(tuple(removals), tuple(self.left))
 
-    def _erase_quarantined(self, days: float) -> Iterator[Removal]:
-        """Erase candidates and memories that were quarantined more than `days` days ago."""
+    def _erase_old_quarantine_entries(self, min_age_days: float) -> Iterator[Removal]:
+        """Erase candidates and memories that were quarantined more than `min_age_days` days ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
-            [item.value["at"] for item in self._find_older_items(namespace_prefix, "at", days)],
+            [
+                item.value["at"]
+                for item in self._find_items_older_than(namespace_prefix, "at", min_age_days)
+            ],
             0,
         )
         for batch in _split_into_batches(timestamps, _ENTRIES_PER_BATCH):
-            size += self._erase_items(namespace_prefix, filter={"at": {"$in": batch}})
+            size += self._erase_items_and_get_size_bytes(
+                namespace_prefix, filter={"at": {"$in": batch}}
+            )
         names = tuple(
             "/".join((*namespace[2:], key)) for namespace, key in sorted(self.erased_keys)
         )
@@ -214,14 +219,18 @@ class _RetentionPass:
         for batch in _split_into_batches(ids, _THREADS_PER_BATCH):
             with ExitStack() as stack:
                 if not self.dry_run:
-                    batch = [thread_id for thread_id in batch if self._try_lock(thread_id, stack)]
+                    batch = [
+                        thread_id for thread_id in batch if self._try_lock_thread(thread_id, stack)
+                    ]
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
                 if self.rules.memories and batch:
                     # Erase the memories before the threads. If the process were killed after
                     # deleting the threads, the thread ids would be lost, and the threads' memories
                     # could no longer be found.
-                    size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
+                    size += self._erase_items_and_get_size_bytes(
+                        (), provenance={"thread_id": {"$in": batch}}
+                    )
                 if not self.dry_run:
                     batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
                 deleted += batch_infos
@@ -231,7 +240,7 @@ class _RetentionPass:
         if self.rules.memories:
             yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
-    def _try_lock(self, thread_id: str, stack: ExitStack) -> bool:
+    def _try_lock_thread(self, thread_id: str, stack: ExitStack) -> bool:
         """Try to lock a thread, and return whether the lock was acquired.
 
         If a thread cannot be locked, its id is added to `left`.
@@ -243,7 +252,9 @@ class _RetentionPass:
             return False
         return True
 
-    def _erase_items(self, namespace_prefix: Namespace, **conditions: Any) -> int:
+    def _erase_items_and_get_size_bytes(
+        self, namespace_prefix: Namespace, **conditions: Any
+    ) -> int:
         """Erase items with all their versions, and return the size of the erased data in bytes."""
         receipt = self.store.forget(namespace_prefix, **conditions, dry_run=self.dry_run)
         self.erased_keys |= {*receipt.keys}
@@ -274,7 +285,7 @@ class _RetentionPass:
         yield Removal("checkpoints", counts[0], counts[1])
         yield Removal("messages", counts[2])
 
-    def _remove_items(self) -> Iterator[Removal]:
+    def _remove_expired_items_and_old_versions(self) -> Iterator[Removal]:
         """Remove expired items, then old versions."""
         limits = self.rules.versions_last, self.rules.versions_days
         rule = None if limits == (None, None) else VersionRetention(*limits)
@@ -291,10 +302,12 @@ class _RetentionPass:
         if rule is not None:
             yield Removal("old versions", versions, sum(e.size_bytes for e in removable))
 
-    def _remove_failed_jobs(self, days: float) -> Iterator[Removal]:
-        """Clear the records of extractions that failed more than `days` days ago."""
+    def _remove_failed_jobs(self, min_age_days: float) -> Iterator[Removal]:
+        """Clear the records of extractions that failed more than `min_age_days` days ago."""
         ids = []
-        for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
+        for note in self._find_items_older_than(
+            (RESERVED_LABEL, WATERMARKS), "failed_at", min_age_days
+        ):
             # `batch` raises VersionConflict if an extraction has updated the failure record since
             # it was read. In this case, the updated record is kept.
             with suppress(VersionConflict):
@@ -303,14 +316,14 @@ class _RetentionPass:
                 ids.append(note.value.get("thread_id", note.key))
         yield Removal("failed extractions", len(ids), 0, tuple(sorted(ids)))
 
-    def _find_older_items(
-        self, namespace_prefix: Namespace, field: str, days: float
+    def _find_items_older_than(
+        self, namespace_prefix: Namespace, timestamp_field: str, days: float
     ) -> list[StoredItem]:
-        """Find items whose timestamp in the field `field` is more than `days` days old.
+        """Find items whose timestamp in the field `timestamp_field` is more than `days` days old.
 
         Only items under the namespace prefix are searched.
         """
-        condition = {field: {"$lt": self._days_ago(days).isoformat()}}
+        condition = {timestamp_field: {"$lt": self._days_ago(days).isoformat()}}
         items: list[Any] = self.store.search(
             namespace_prefix, filter=condition, limit=sys.maxsize, refresh_ttl=False
         )

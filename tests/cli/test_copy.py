@@ -286,13 +286,13 @@ def test_copy_fails_if_message_is_erased_during_copy(
     """Otherwise the copy would still contain the erased message."""
     old, new = make_database("file", "old"), make_database("file", "new")
     put(old.saver, {"messages": [HumanMessage("hi", id="m0")]})
-    compare = DatabaseCopy._find_differing_owners
+    compare = DatabaseCopy._find_owners_of_differing_rows
 
     def erase_and_compare(*args: Any) -> Any:
         old.saver.erase("t", ["m0"])
         return compare(*args)
 
-    monkeypatch.setattr(DatabaseCopy, "_find_differing_owners", erase_and_compare)
+    monkeypatch.setattr(DatabaseCopy, "_find_owners_of_differing_rows", erase_and_compare)
     with pytest.raises(ImportFailed, match="data was erased from"):
         copy_database(old, new)
 
@@ -522,7 +522,7 @@ def test_copy_counts_rows_once_after_lost_connection(
     """A source whose connection is lost is read again."""
     old, new = make_database("postgres", "old"), make_database("file", "new")
     fill_database(old)
-    compare = DatabaseCopy._find_differing_owners
+    compare = DatabaseCopy._find_owners_of_differing_rows
     disconnected: list[Any] = []
 
     def disconnect_and_compare(self: Any, source: Any, target: Any, table: Any) -> Any:
@@ -535,7 +535,7 @@ def test_copy_counts_rows_once_after_lost_connection(
                 )
         return compare(self, source, target, table)
 
-    monkeypatch.setattr(DatabaseCopy, "_find_differing_owners", disconnect_and_compare)
+    monkeypatch.setattr(DatabaseCopy, "_find_owners_of_differing_rows", disconnect_and_compare)
     rows = copy_database(old, new).row_counts
 
     assert disconnected

@@ -284,7 +284,7 @@ def test_check_detects_unescaped_control_characters(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check fails for a command that prints stored text unescaped, and ignores colours."""
-    monkeypatch.setattr("perdure.cli.output.escape_controls", str)
+    monkeypatch.setattr("perdure.cli.output.escape_control_characters", str)
     shown = run_piped(monkeypatch, "history", "t "), terminal("threads", color=True)
 
     assert all(FORBIDDEN.search(DRAWN.sub("", text)) for text in shown)

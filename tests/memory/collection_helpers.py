@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages import ToolMessage
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
@@ -41,7 +41,7 @@ def list_memory_texts(collection: Collection, config: Any = ANN) -> list[str]:
 
 def judge_candidates(gate: Gate, adapter: StoreAdapter, *candidates: Candidate) -> list[Verdict]:
     """Return the verdicts on candidates for Ann's memories."""
-    return run(gate.judge(candidates, adapter, NAMESPACE))
+    return run_operation(gate.judge(candidates, adapter, NAMESPACE))
 
 
 def judge_text(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verdict:
@@ -52,4 +52,4 @@ def judge_text(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> V
 
 def write_memory(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> None:
     """Store a memory of Ann's without a gate."""
-    run(adapter.write([build_put(NAMESPACE, key, {"text": text, "kind": kind})]))
+    run_operation(adapter.write([build_put(NAMESPACE, key, {"text": text, "kind": kind})]))

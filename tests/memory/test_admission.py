@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.memory.gate import Gate, judge_candidates_and_plan_puts
 from perdure.memory.records import TURN, Candidate, ChangePlan, Outcome, StoreAdapter
 from perdure.stores import Provenance
@@ -18,8 +18,10 @@ def admit_candidates(
 ) -> ChangePlan:
     """Plan the admission of candidates with the keys k0, k1 …, write the plan, and return it."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    plan = run(judge_candidates_and_plan_puts(gate or Gate(), adapter, NAMESPACE, candidates, keys))
-    run(adapter.write(plan.puts))
+    plan = run_operation(
+        judge_candidates_and_plan_puts(gate or Gate(), adapter, NAMESPACE, candidates, keys)
+    )
+    run_operation(adapter.write(plan.puts))
     return plan
 
 
@@ -30,7 +32,7 @@ def test_admitted_candidate_is_stored_with_its_fields_and_provenance(adapter: St
     plan = admit_candidates(
         adapter, Candidate("Ann sings", fields={"mood": "glad"}, provenance=source)
     )
-    memory = run(adapter.get(NAMESPACE, "k0"))
+    memory = run_operation(adapter.get(NAMESPACE, "k0"))
 
     assert [Outcome("added", "k0")] == plan.outcomes
     assert memory is not None
@@ -44,7 +46,7 @@ def test_trust_is_the_role_unless_the_provenance_sets_it(adapter: StoreAdapter) 
         Candidate("Ann sings", role="assistant"),
         Candidate("Bo swims", role="assistant", provenance=Provenance(trust="web")),
     )
-    memories = [run(adapter.get(NAMESPACE, key)) for key in ("k0", "k1")]
+    memories = [run_operation(adapter.get(NAMESPACE, key)) for key in ("k0", "k1")]
 
     assert [memory.provenance.trust for memory in memories if memory and memory.provenance] == [
         "assistant",
@@ -56,7 +58,7 @@ def test_redacted_text_is_not_stored_but_its_kind_is_recorded(adapter: StoreAdap
     """Texts and fields with sentences are redacted; a field that is only an ID stays unchanged."""
     fields = {"told": ["ask bo@example.com then"], "who": "bo@example.com"}
     plan = admit_candidates(adapter, Candidate("Write to ann@example.com", fields=fields))
-    memory = run(adapter.get(NAMESPACE, "k0"))
+    memory = run_operation(adapter.get(NAMESPACE, "k0"))
 
     assert str(plan.outcomes[0]) == "added k0: redacted an e-mail address"
     assert memory is not None
@@ -69,7 +71,7 @@ def test_redacted_text_is_not_stored_but_its_kind_is_recorded(adapter: StoreAdap
 def test_explicit_candidate_keeps_contact_details(adapter: StoreAdapter) -> None:
     """The text is stored as it was given, without a note about redaction."""
     admit_candidates(adapter, Candidate("Write to ann@example.com", explicit=True))
-    memory = run(adapter.get(NAMESPACE, "k0"))
+    memory = run_operation(adapter.get(NAMESPACE, "k0"))
 
     assert memory is not None
     assert memory.value == {"text": "Write to ann@example.com", "kind": "fact"}
@@ -87,8 +89,8 @@ def test_candidate_with_a_secret_is_quarantined_once_and_not_searchable(
     assert put.index is False
     assert Outcome("quarantined", put.key, put.value["reason"], "secrets") == first.outcomes[0]  # type: ignore[index]
     assert put.key == second.puts[0].key
-    assert run(adapter.search(("memories",), query="password")) == []
-    entry = run(adapter.get(put.namespace, put.key))
+    assert run_operation(adapter.search(("memories",), query="password")) == []
+    entry = run_operation(adapter.get(put.namespace, put.key))
     assert entry is not None
     assert (entry.text, entry.value["key"], entry.value["fields"]) == (SECRET, "k0", {"n": 1})
 
@@ -118,6 +120,8 @@ def test_equal_candidates_of_one_plan_are_written_once(adapter: StoreAdapter) ->
 
 
 def test_planning_an_admission_writes_nothing(adapter: StoreAdapter) -> None:
-    run(judge_candidates_and_plan_puts(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
+    run_operation(
+        judge_candidates_and_plan_puts(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"])
+    )
 
-    assert run(adapter.get(NAMESPACE, "k")) is None
+    assert run_operation(adapter.get(NAMESPACE, "k")) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.memory import Gate
 from perdure.memory.changes import plan_proposed_changes
 from perdure.memory.extractors import (
@@ -48,8 +48,8 @@ def build_batch(*messages: BaseMessage, start: int = 0) -> Batch:
 
 def write_proposal(proposal: Proposal, scope: Scope) -> list[tuple[str, str | None]]:
     """Write the planned changes, and return the change and the key of each outcome."""
-    plan = run(plan_proposed_changes(proposal, Gate(), scope))
-    run(scope.adapter.write(plan.puts))
+    plan = run_operation(plan_proposed_changes(proposal, Gate(), scope))
+    run_operation(scope.adapter.write(plan.puts))
     return [(outcome.change, outcome.key) for outcome in plan.outcomes]
 
 
@@ -66,7 +66,7 @@ def test_superseded_fact_ends_with_the_turn_that_stated_it(scope: Scope) -> None
     cities = ("Ghent", "Bruges", "Lille")
     for position, city in enumerate(cities):
         batch = build_batch(HumanMessage(f"I live in {city}", id=city), start=position)
-        turns = run(TurnExtractor().propose_changes(batch, scope))
+        turns = run_operation(TurnExtractor().propose_changes(batch, scope))
         facts = batch.build_candidate(batch.messages, f"Ann lives in {city}", FACT)
         changes = [build_revision(batch, "home", f"Ann lives in {city}")] if position else []
         added = [] if position else [Addition("home", facts)]
@@ -95,7 +95,7 @@ def test_two_superseded_facts_of_one_turn_end_that_turn_once(scope: Scope) -> No
     added = [
         Addition(key, batch.build_candidate(batch.messages, text, FACT)) for key, text in facts
     ]
-    turns = run(TurnExtractor().propose_changes(batch, scope))
+    turns = run_operation(TurnExtractor().propose_changes(batch, scope))
     write_proposal(Proposal([*turns.additions, *added]), scope)
     later = build_batch(HumanMessage("Lille it is, for both", id="b"), start=1)
     revisions = [
@@ -112,7 +112,7 @@ def test_two_superseded_facts_of_one_turn_end_that_turn_once(scope: Scope) -> No
 def test_turn_that_states_the_new_text_does_not_end(scope: Scope) -> None:
     """An edited message supersedes a fact that was derived from its earlier text."""
     batch = build_batch(HumanMessage("I live in Ghent", id="a"))
-    turns = run(TurnExtractor().propose_changes(batch, scope))
+    turns = run_operation(TurnExtractor().propose_changes(batch, scope))
     fact = Addition("home", batch.build_candidate(batch.messages, "Ann lives in Ghent", FACT))
     write_proposal(Proposal([*turns.additions, fact]), scope)
     write_proposal(Proposal((), [build_revision(batch, "home", "Ann lives in Lille")]), scope)
@@ -150,7 +150,7 @@ def test_turn_written_together_with_the_superseding_fact_ends(scope: Scope) -> N
     both_messages = build_batch(
         HumanMessage("I live in Ghent", id="a"), HumanMessage("Now in Lille", id="b")
     )
-    turns = run(TurnExtractor().propose_changes(both_messages, scope))
+    turns = run_operation(TurnExtractor().propose_changes(both_messages, scope))
     newer = Batch("t", "c", both_messages.messages[1:])
     write_proposal(Proposal(turns.additions, [build_revision(newer, "home", "Lille it is")]), scope)
 

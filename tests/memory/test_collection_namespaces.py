@@ -9,7 +9,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from perdure import memory as memory_package
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -181,6 +181,6 @@ def test_gate_refuses_any_former_text_of_a_deleted_memory() -> None:
         facts.delete(key)
         texts = ["Ann lives in Ghent", "Ann lives in town 0", "Ann lives in town 14"]
         candidates = [Candidate(text) for text in texts]
-        verdicts = run(gate.judge(candidates, StoreAdapter(store), ("memories",)))
+        verdicts = run_operation(gate.judge(candidates, StoreAdapter(store), ("memories",)))
 
     assert [verdict.check for verdict in verdicts] == ["tombstone"] * 3

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import UnknownMemory
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate, judge_candidates_and_plan_puts
@@ -193,10 +193,10 @@ class MemoryChanges(RuleBasedStateMachine):
         """An extracted text does not bring back a deleted or forgotten memory."""
         key = f"formed{len(self.used_keys)}"
         adapter, space = StoreAdapter(self.store), self.fill_namespace(place)
-        plan = run(
+        plan = run_operation(
             judge_candidates_and_plan_puts(self.gate, adapter, space, [Candidate(text)], [key])
         )
-        run(adapter.write(plan.puts))
+        run_operation(adapter.write(plan.puts))
         [outcome] = plan.outcomes
         if text in self.forgotten_texts[place]:
             assert outcome.change == "refused"

@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.summary import SummaryState, summarize
@@ -187,7 +187,7 @@ def test_expand_returns_messages_of_a_delta_channel(
         graph = run_turns(server, file_saver, 4, state=DeltaState)
         state = graph.get_state(THREAD).values
         expanded_messages = expand_summary(file_saver, THREAD)
-        history = run(read_history(file_saver, "t"))
+        history = run_operation(read_history(file_saver, "t"))
 
     all_texts = ["q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4"]
     assert list_texts(expanded_messages) + list_texts(state["messages"]) == all_texts

@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -140,7 +140,9 @@ def test_long_thread_is_extracted_in_batches_with_preceding_messages(
 
 def is_up_to_date(extraction: Extraction, thread_id: str) -> bool:
     """Return whether the watermark of a thread is at its head, so that the thread is not due."""
-    mark = run(read_watermark(extraction.get_adapter(), ANN, thread_id, extraction.extractor.name))
+    mark = run_operation(
+        read_watermark(extraction.get_adapter(), ANN, thread_id, extraction.extractor.name)
+    )
     head = extraction.saver.get_tuple(thread_config(thread_id))
     return head is not None and mark.checkpoint_id == head.checkpoint["id"]
 

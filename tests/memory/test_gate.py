@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from perdure.effects import arun
+from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError
 from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, StoreAdapter, Verdict
@@ -198,7 +198,9 @@ def test_async_judge_runs_checks_in_a_thread(empty_adapter: StoreAdapter) -> Non
         return Verdict("refuse", "no dogs") if "dog" in candidate.text else None
 
     candidates = [Candidate("Bo has a dog"), Candidate("Bo has a cat")]
-    verdicts = asyncio.run(arun(Gate([check]).judge(candidates, empty_adapter, NAMESPACE)))
+    verdicts = asyncio.run(
+        arun_operation(Gate([check]).judge(candidates, empty_adapter, NAMESPACE))
+    )
 
     assert [verdict.action for verdict in verdicts] == ["refuse", "keep"]
     assert threading.current_thread() not in threads
@@ -235,7 +237,9 @@ def test_async_judge_runs_detectors_in_another_thread(empty_adapter: StoreAdapte
         return []
 
     candidate = Candidate("Ann keeps a diary", fields={"diary": "dear diary " * 8_000})
-    asyncio.run(arun(Gate(detectors=[record_thread]).judge([candidate], empty_adapter, NAMESPACE)))
+    asyncio.run(
+        arun_operation(Gate(detectors=[record_thread]).judge([candidate], empty_adapter, NAMESPACE))
+    )
 
     assert threads
     assert threading.main_thread() not in threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.memory.gate import Gate, build_tombstones
 from perdure.memory.records import (
     TURN,
@@ -45,7 +45,7 @@ def test_equal_facts_of_one_call_are_kept_once(adapter: StoreAdapter) -> None:
         Candidate("Ann purchased tea."),
         Candidate("Bo sings"),
     ]
-    verdicts = run(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
+    verdicts = run_operation(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
 
     assert [verdict.action for verdict in verdicts] == ["keep", "refuse", "keep"]
     assert verdicts[1].same_as == "a"
@@ -74,7 +74,8 @@ def test_rewording_under_the_key_of_its_memory_is_no_duplicate(adapter: StoreAda
     write_memory(adapter, "tea", "Ann bought green tea")
     reworded = Candidate("Ann purchased green tea")
     first, second = (
-        run(Gate().judge([reworded], adapter, NAMESPACE, keys=[key]))[0] for key in ("tea", "new")
+        run_operation(Gate().judge([reworded], adapter, NAMESPACE, keys=[key]))[0]
+        for key in ("tea", "new")
     )
 
     assert first.action == "keep"
@@ -91,7 +92,9 @@ def test_turns_are_never_duplicates_and_do_not_make_facts_known(adapter: StoreAd
 def test_memories_of_other_namespaces_do_not_make_a_fact_known(adapter: StoreAdapter) -> None:
     """Descendant namespaces do not count either."""
     for place in (("memories", "bo"), (*NAMESPACE, "work")):
-        run(adapter.write([build_put(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
+        run_operation(
+            adapter.write([build_put(place, "k", {"text": "Ann likes tea", "kind": "fact"})])
+        )
 
     assert judge_text(Gate(), adapter, "Ann likes tea").action == "keep"
 
@@ -104,7 +107,7 @@ def test_former_text_is_refused_unless_it_is_newer_or_explicit(adapter: StoreAda
         "change": "superseded",
     }
     value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
-    run(adapter.write([build_put(NAMESPACE, "home", value)]))
+    run_operation(adapter.write([build_put(NAMESPACE, "home", value)]))
 
     def build_candidate(days: int, explicit: bool = False) -> Candidate:
         source = Provenance(at=superseded_at + timedelta(days=days))
@@ -127,13 +130,13 @@ def test_former_text_is_found_behind_many_nearer_memories(
     adapter: StoreAdapter,
 ) -> None:
     write_memory(adapter, "home", "Ann lives in Ghent")
-    memory = run(adapter.get(NAMESPACE, "home"))
+    memory = run_operation(adapter.get(NAMESPACE, "home"))
     assert memory is not None
     value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
     put = build_put(
         NAMESPACE, "home", build_memory_value_with_previous_texts(memory, value, "superseded")
     )
-    run(adapter.write([put]))
+    run_operation(adapter.write([put]))
     for number in range(40):
         write_memory(
             adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
@@ -153,9 +156,11 @@ def test_former_text_is_found_behind_many_nearer_memories(
 def test_deleted_text_is_refused_unless_it_is_explicit(adapter: StoreAdapter) -> None:
     """Former texts of the memory count too."""
     write_memory(adapter, "tea", "Ann likes tea")
-    memory = run(adapter.get(NAMESPACE, "tea"))
+    memory = run_operation(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
-    run(adapter.write([build_removal(NAMESPACE, "tea"), *build_tombstones(memory, "deleted")]))
+    run_operation(
+        adapter.write([build_removal(NAMESPACE, "tea"), *build_tombstones(memory, "deleted")])
+    )
     verdict, explicit_verdict = judge_candidates(
         Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
     )
@@ -170,10 +175,10 @@ def test_deleted_turn_is_not_extracted_from_its_message_again(
     """The wording does not matter. Other messages and threads are extracted."""
     source = Provenance(thread_id="t", message_ids=("m1",))
     put = build_put(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
-    run(adapter.write([put]))
-    memory = run(adapter.get(NAMESPACE, "k"))
+    run_operation(adapter.write([put]))
+    memory = run_operation(adapter.get(NAMESPACE, "k"))
     assert memory is not None
-    run(adapter.write(build_tombstones(memory, "forgotten")))
+    run_operation(adapter.write(build_tombstones(memory, "forgotten")))
     same_message, other_thread, fact = judge_candidates(
         Gate(),
         adapter,
@@ -192,7 +197,7 @@ def test_deleted_turn_is_not_extracted_from_its_message_again(
 def test_tombstone_contains_no_word_of_the_deleted_text(adapter: StoreAdapter) -> None:
     """The key is a hash, and no search finds the tombstone."""
     write_memory(adapter, "tea", "Ann likes oolong")
-    memory = run(adapter.get(NAMESPACE, "tea"))
+    memory = run_operation(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
     puts = build_tombstones(memory, "forgotten")
 
@@ -212,11 +217,11 @@ def test_stored_tombstone_of_an_earlier_version_still_blocks(adapter: StoreAdapt
 
 def test_tombstone_is_found_among_more_notes_than_one_read_returns(adapter: StoreAdapter) -> None:
     write_memory(adapter, "gone", "Ann likes oolong")
-    memory = run(adapter.get(NAMESPACE, "gone"))
+    memory = run_operation(adapter.get(NAMESPACE, "gone"))
     assert memory is not None
     [note] = build_tombstones(memory, "deleted")
     notes = [build_put(note.namespace, f"n{i}", {"n": i}, is_searched=False) for i in range(1_000)]
-    run(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
+    run_operation(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
     deleted, new = judge_candidates(
         Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings")
     )

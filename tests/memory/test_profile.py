@@ -16,7 +16,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, model_validator
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -207,7 +207,9 @@ def test_profile_is_stored_as_searchable_text_and_document(store: SQLiteStore) -
     profile = Profile(Person, store)
     profile.patch([make_op("replace", "/home/city", value="Ghent")], ANN)
     patch_fields(profile, {"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
-    [memory] = run(StoreAdapter(store).search(("profiles",), query="Who drinks tea?", limit=5))
+    [memory] = run_operation(
+        StoreAdapter(store).search(("profiles",), query="Who drinks tea?", limit=5)
+    )
 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
@@ -362,13 +364,17 @@ def test_change_is_refused_if_invalid_with_concurrent_change(store: SQLiteStore)
     profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
     place = profile.get_item_handle(ANN)
-    seen = run(profile.read_state(place)).document
-    first_change = run(profile.plan_patch(place, [make_op("replace", "/low", value=9)], seen))
-    second_change = run(profile.plan_patch(place, [make_op("replace", "/high", value=1)], seen))
-    run(place.adapter.write(first_change))
+    seen = run_operation(profile.read_state(place)).document
+    first_change = run_operation(
+        profile.plan_patch(place, [make_op("replace", "/low", value=9)], seen)
+    )
+    second_change = run_operation(
+        profile.plan_patch(place, [make_op("replace", "/high", value=1)], seen)
+    )
+    run_operation(place.adapter.write(first_change))
 
     with pytest.raises(VersionConflict):
-        run(place.adapter.write(second_change))
+        run_operation(place.adapter.write(second_change))
     with pytest.raises(InvalidPatch, match="low is above high"):
         profile.patch([make_op("replace", "/high", value=1)], ANN)
     assert profile.get(ANN) == Range(low=9, high=10)
@@ -385,14 +391,16 @@ def test_planned_change_is_atomic_with_other_writes(store: SQLiteStore) -> None:
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
     place = profile.get_item_handle(ANN)._replace(provenance=source)
-    seen = run(profile.read_state(place)).document
-    puts = run(profile.plan_patch(place, [make_op("replace", "/name", value="Ann")], seen))
+    seen = run_operation(profile.read_state(place)).document
+    puts = run_operation(
+        profile.plan_patch(place, [make_op("replace", "/name", value="Ann")], seen)
+    )
     assert read_stored_document(profile, ANN) == {}
     note = build_put(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
-        run(place.adapter.write([*puts, note]))
+        run_operation(place.adapter.write([*puts, note]))
     assert read_stored_document(profile, ANN) == {}
-    run(place.adapter.write(puts))
+    run_operation(place.adapter.write(puts))
 
     assert profile.get(ANN) == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source
@@ -402,19 +410,19 @@ def test_planned_patch_is_refused_if_its_fields_have_changed(profile: Profile[Pe
     """A change of other fields does not matter."""
     patch_fields(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
     place = profile.get_item_handle(ANN)
-    seen = run(profile.read_state(place)).document
+    seen = run_operation(profile.read_state(place)).document
     moving = [make_op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
-        run(profile.plan_patch(place, moving, seen))
+        run_operation(profile.plan_patch(place, moving, seen))
     patch_fields(profile, {"name": "Anna"}, ANN)
     city = [make_op("replace", "/home/city", value="Oslo")]
-    [put, *_] = run(profile.plan_patch(place, city, seen))
+    [put, *_] = run_operation(profile.plan_patch(place, city, seen))
     assert put.value is not None
     assert put.value["document"]["name"] == "Anna"
     patch_fields(profile, {"home": {"city": "Bruges"}}, ANN)
 
     with pytest.raises(VersionConflict, match="has changed since this patch was created"):
-        run(profile.plan_patch(place, city, seen))
+        run_operation(profile.plan_patch(place, city, seen))
 
 
 # -- refused changes and arguments

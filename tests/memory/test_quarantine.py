@@ -12,7 +12,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.detectors import DETECTORS
@@ -45,8 +45,8 @@ def put_in_quarantine(
     steps = judge_candidates_and_plan_puts(
         Gate(), StoreAdapter(store), ("memories", user, *below), candidates, keys
     )
-    kept = run(steps)
-    run(StoreAdapter(store).write(kept.puts))
+    kept = run_operation(steps)
+    run_operation(StoreAdapter(store).write(kept.puts))
     assert {"quarantined"} == {entry.change for entry in kept.outcomes}
     return [str(entry.key) for entry in kept.outcomes]
 
@@ -90,7 +90,7 @@ def test_release_stores_original_text_as_memory(store: BaseStore) -> None:
     """The memory has the fields and the provenance of the candidate. The entry is gone."""
     [key] = put_in_quarantine(store, Candidate(SECRET, "note", {"n": 1}, Provenance(thread_id="t")))
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(StoreAdapter(store).get(NAMESPACE, "k0"))
+    memory = run_operation(StoreAdapter(store).get(NAMESPACE, "k0"))
 
     assert str(outcome) == "added k0"
     assert memory is not None
@@ -101,13 +101,13 @@ def test_release_stores_original_text_as_memory(store: BaseStore) -> None:
 
 def test_release_onto_existing_memory_keeps_previous_text(store: BaseStore) -> None:
     [key] = put_in_quarantine(store, Candidate(SECRET))
-    run(
+    run_operation(
         StoreAdapter(store).write(
             [build_put(NAMESPACE, "k0", {"text": "Ann sings", "kind": "fact"})]
         )
     )
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(StoreAdapter(store).get(NAMESPACE, "k0"))
+    memory = run_operation(StoreAdapter(store).get(NAMESPACE, "k0"))
 
     assert str(outcome) == "updated k0"
     assert memory is not None
@@ -122,7 +122,7 @@ def test_discard_deletes_entry_and_leaves_tombstone(store: BaseStore) -> None:
 
     assert outcome.change == "deleted"
     assert [secret] == [entry.key for entry in Quarantine(store).list(ANN)]
-    assert run(steps)[0].check == "tombstone"
+    assert run_operation(steps)[0].check == "tombstone"
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])

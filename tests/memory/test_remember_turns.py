@@ -21,7 +21,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
@@ -309,16 +309,16 @@ def test_each_extractor_has_its_own_watermark(
 def test_watermark_counts_failures_until_it_advances(store: SQLiteStore) -> None:
     """The watermark records the number, the time, the head and the error of failures."""
     adapter = StoreAdapter(store)
-    mark = run(read_watermark(adapter, ANN, "t", "model"))
+    mark = run_operation(read_watermark(adapter, ANN, "t", "model"))
     for _ in range(2):
         store.batch([mark.with_failure("no answer", MAY, "c1").build_put(ANN, "t")])
-        mark = run(read_watermark(adapter, ANN, "t", "model"))
+        mark = run_operation(read_watermark(adapter, ANN, "t", "model"))
 
     assert (mark.attempts, mark.failed_at, mark.failed_head, mark.error) == (
         *(2, MAY, "c1", "no answer"),
     )
     assert mark.advance((), "c2") == Watermark("model", checkpoint_id="c2", version=2)
-    assert run(read_watermark(adapter, ANN, "t")).attempts == 0
+    assert run_operation(read_watermark(adapter, ANN, "t")).attempts == 0
 
 
 # -- superseded turns
@@ -335,14 +335,14 @@ def test_turns_of_superseded_fact_get_end_date_once(
     fact = Memory(ANN, "f", "Ann lives in Ghent", "fact", {}, turn.provenance)
     adapter = StoreAdapter(store)
     for found in (1, 0):
-        puts = run(build_puts_that_add_end_date_to_source_turns(adapter, fact, MAY))
+        puts = run_operation(build_puts_that_add_end_date_to_source_turns(adapter, fact, MAY))
         assert len(puts) == found
-        run(adapter.write(puts))
+        run_operation(adapter.write(puts))
 
     past = {item.key: item.value for item in read_memories(store) if "until" in item.value}
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
     assert (
-        run(
+        run_operation(
             build_puts_that_add_end_date_to_source_turns(adapter, convert_item_to_memory(turn), MAY)
         )
         == []

@@ -27,7 +27,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.effects import arun, run
+from perdure.effects import arun_operation, run_operation
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, build_turn_key
@@ -54,7 +54,7 @@ def make_thread_messages(*messages: BaseMessage) -> list[ThreadMessage]:
 
 def propose_changes(batch: Batch, **options: Any) -> Proposal:
     scope = Scope(StoreAdapter(InMemoryStore()), ("memories",))
-    return run(TurnExtractor(**options).propose_changes(batch, scope))
+    return run_operation(TurnExtractor(**options).propose_changes(batch, scope))
 
 
 def extract_texts(*messages: BaseMessage, **options: Any) -> list[str]:
@@ -75,7 +75,7 @@ def test_removed_messages_are_read_at_their_original_position(
     graph = build_graph(file_saver, answers=False)
     send_messages(graph, "t", "one", "two", RemoveMessage(id="one"), "three")
 
-    history = run(read_history(file_saver, "t"))
+    history = run_operation(read_history(file_saver, "t"))
 
     assert message_texts(history) == ["one", "two", "three"]
 
@@ -86,14 +86,14 @@ def test_edited_message_is_read_once_at_first_position_with_new_text(
     graph = build_graph(file_saver, answers=False)
     send_messages(graph, "t", "one", "two", HumanMessage("ONE", id="one"))
 
-    assert message_texts(run(read_history(file_saver, "t"))) == ["ONE", "two"]
+    assert message_texts(run_operation(read_history(file_saver, "t"))) == ["ONE", "two"]
 
 
 def test_shortened_message_is_read_in_full_length(file_saver: SQLiteCheckpointer) -> None:
     cut = HumanMessage("o", id="one", additional_kwargs={SHORTENED: "cut"})
     send_messages(build_graph(file_saver, answers=False), "t", "one", cut)
 
-    assert message_texts(run(read_history(file_saver, "t"))) == ["one"]
+    assert message_texts(run_operation(read_history(file_saver, "t"))) == ["one"]
 
 
 @pytest.mark.parametrize("library", ["perdure", "langgraph"])
@@ -104,7 +104,10 @@ def test_read_history_is_same_sync_and_async(library: str, tmp_path: Path) -> No
     graph = build_graph(saver)
     send_messages(graph, "t", "one", "two")
 
-    blocking, awaiting = run(read_history(saver, "t")), asyncio.run(arun(read_history(saver, "t")))
+    blocking, awaiting = (
+        run_operation(read_history(saver, "t")),
+        asyncio.run(arun_operation(read_history(saver, "t"))),
+    )
 
     assert blocking == awaiting
     assert [m.text for m in awaiting.messages] == ["one", "You said one", "two", "You said two"]
@@ -119,13 +122,13 @@ def test_reading_unknown_thread_is_refused_by_name(
     saver: Any = file_saver if library == "perdure" else InMemorySaver()
 
     with pytest.raises(UnknownThread, match="'nobody'"):
-        run(read_history(saver, "nobody"))
+        run_operation(read_history(saver, "nobody"))
 
 
 def test_thread_without_messages_channel_is_read_as_empty(file_saver: SQLiteCheckpointer) -> None:
     send_messages(build_graph(file_saver), "t", "one")
 
-    assert message_texts(run(read_history(file_saver, "t", "notes"))) == []
+    assert message_texts(run_operation(read_history(file_saver, "t", "notes"))) == []
 
 
 # -- times
@@ -143,7 +146,7 @@ def test_message_without_time_has_time_of_its_first_checkpoint(
         for item in file_saver.history("t", checkpoint_id=info.checkpoint_id):
             expected_times.setdefault(item.value.id, parse_time(info.ts))
 
-    history = run(read_history(file_saver, "t"))
+    history = run_operation(read_history(file_saver, "t"))
 
     assert expected_times == {message.id: message.at for message in history.messages}
 
@@ -155,7 +158,10 @@ def test_create_time_of_message_is_used_in_seconds_or_iso_8601() -> None:
         message = HumanMessage("hi", id=str(number), response_metadata={"create_time": at})
         send_messages(build_graph(saver, answers=False), "t", message)
 
-    assert [message.at for message in run(read_history(saver, "t")).messages] == [MAY, MAY]
+    assert [message.at for message in run_operation(read_history(saver, "t")).messages] == [
+        MAY,
+        MAY,
+    ]
 
 
 @pytest.mark.parametrize("value", [None, True, "soon", float("nan"), 1e300, [], {}])
@@ -293,7 +299,7 @@ def test_messages_without_ids_get_stable_distinct_ids() -> None:
     saver = InMemorySaver()
     history = [HumanMessage("yes"), AIMessage("yes"), HumanMessage("yes")]
     builder.compile(checkpointer=saver).invoke({"messages": history}, thread_config("t"))
-    ids = [message.id for message in run(read_history(saver, "t")).messages]
+    ids = [message.id for message in run_operation(read_history(saver, "t")).messages]
 
-    assert ids == [message.id for message in run(read_history(saver, "t")).messages]
+    assert ids == [message.id for message in run_operation(read_history(saver, "t")).messages]
     assert len(set(ids)) == 3

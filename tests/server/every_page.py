@@ -13,7 +13,7 @@ from langgraph.types import Interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.titles import read_thread_head_or_raise
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
 from perdure.memory.thread_messages import read_watermark
@@ -140,10 +140,10 @@ def _store_text_in_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: st
 
     extraction = Extraction(saver, store)
     adapter, name = extraction.get_adapter(), extraction.extractor.name
-    seen = run(read_watermark(adapter, ("memories", text), ID, name))
+    seen = run_operation(read_watermark(adapter, ("memories", text), ID, name))
     head = read_thread_head_or_raise(saver, ID).checkpoint_id or ""
     failed = seen.with_failure(text, datetime.now(UTC), head, final=True)
-    run(adapter.write([failed.build_put(("memories", text), ID)]))
+    run_operation(adapter.write([failed.build_put(("memories", text), ID)]))
     [entry] = Quarantine(store).list(ANN)
     memory, item = {"ns": ("memories", "ann"), "key": text}, {"ns": notes, "key": text}
     return [

@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.memory import Collection, Extraction, Quarantine
 from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app, pages_items
@@ -425,9 +425,9 @@ def test_jobs_page_lists_failed_extraction_and_queues_it_again(
     extraction = Extraction(saver, store)
     adapter, name = extraction.get_adapter(), extraction.extractor.name
     [head] = saver.checkpoints("t1")
-    mark = run(read_watermark(adapter, ("memories", "ann"), "t1", name))
+    mark = run_operation(read_watermark(adapter, ("memories", "ann"), "t1", name))
     mark = mark.with_failure("the model is gone", datetime.now(UTC), head.checkpoint_id, final=True)
-    run(adapter.write([mark.build_put(("memories", "ann"), "t1")]))
+    run_operation(adapter.write([mark.build_put(("memories", "ann"), "t1")]))
     tab.goto("/ui/jobs")
 
     expect(tab.locator("tbody tr")).to_contain_text("dead")

@@ -111,7 +111,7 @@ def test_only_stream_that_started_run_skips_query_of_erasure_count(
 ) -> None:
     """The run has read the count at its start; a stream that joins later reads the count again."""
     queries: list[Any] = []
-    frames, count_removals = api_runs._iter_frames, RunTable.count_removals_by_thread_key
+    frames, count_removals = api_runs._iter_sse_frames_of_run, RunTable.count_removals_by_thread_key
 
     async def iter_frames_after_end(run: Run, *args: Any, **options: Any) -> AsyncIterator[bytes]:
         await run.wait_until_ended()  # so that the log has events when the stream begins
@@ -123,7 +123,7 @@ def test_only_stream_that_started_run_skips_query_of_erasure_count(
         return await count_removals(table, threads)
 
     monkeypatch.setattr(runs, "ERASURE_CHECK_S", 60)
-    monkeypatch.setattr(api_runs, "_iter_frames", iter_frames_after_end)
+    monkeypatch.setattr(api_runs, "_iter_sse_frames_of_run", iter_frames_after_end)
     monkeypatch.setattr(RunTable, "count_removals_by_thread_key", count_removals_and_record)
     gate.open.set()
     run = run_turn(servers[0], "stream")

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
-from perdure.server.app import _require_action_of_each_endpoint
+from perdure.server.app import _check_endpoints_declare_actions
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import _MAX_CLIENTS, Limits, RequestLimiter, TooManyRequests
 from perdure.settings import Settings
@@ -385,4 +385,4 @@ def test_endpoint_without_action_is_refused_at_startup(settings: Settings) -> No
 
     app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten declares no action"):
-        _require_action_of_each_endpoint(app)
+        _check_endpoints_declare_actions(app)

@@ -937,7 +937,7 @@ def test_closing_waits_for_runs_that_were_dropped(settings: Settings) -> None:
                 await asyncio.sleep(0.05)
                 told.append("tidied up")
 
-        def build_closing_events(self, *_: Any) -> list[Any]:
+        def build_run_end_events(self, *_: Any) -> list[Any]:
             return []
 
     async def use() -> None:

@@ -21,7 +21,7 @@ from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
-from perdure.server.access import Filter, Forbidden, build_predicate_for_json_that_contains
+from perdure.server.access import Filter, Forbidden, build_json_containment_predicate
 from perdure.server.threads import Threads
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
@@ -156,7 +156,7 @@ def test_comparing_lists_takes_linear_time() -> None:
     counts = []
     for size in (100, 1_000):
         texts = [CountingText(n) for n in range(size)]
-        holds = build_predicate_for_json_that_contains({"a": texts[::-1], "b": [[texts[-1]]]})
+        holds = build_json_containment_predicate({"a": texts[::-1], "b": [[texts[-1]]]})
         CountingText.times = 0
         assert holds({"a": texts, "b": [[CountingText(n)] for n in range(size)]})
         counts.append(CountingText.times)
@@ -179,7 +179,7 @@ def test_numbers_with_equal_hash_are_compared_in_linear_time() -> None:
     """A client can choose such numbers, because Python's hash of a number is not secret."""
     numbers = [CountingNumber(n * sys.hash_info.modulus) for n in range(500)]
 
-    assert build_predicate_for_json_that_contains({"a": numbers[::-1]})({"a": numbers})
+    assert build_json_containment_predicate({"a": numbers[::-1]})({"a": numbers})
     assert CountingNumber.times < 10 * len(numbers)
 
 
@@ -563,4 +563,4 @@ def test_change_of_thread_is_refused_while_lock_is_held(settings: Settings) -> N
 def test_json_containment_predicate_matches_nested_values(
     value: Any, wanted: Any, *, expected: bool
 ) -> None:
-    assert build_predicate_for_json_that_contains(wanted)(value) is expected
+    assert build_json_containment_predicate(wanted)(value) is expected

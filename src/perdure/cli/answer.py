@@ -23,7 +23,13 @@ from perdure.cli.app import (
     open_database,
 )
 from perdure.cli.history import describe_status
-from perdure.cli.output import format_count, format_line, print_note, print_result, show_status
+from perdure.cli.output import (
+    format_as_single_line,
+    format_count,
+    print_json_or_sentence,
+    print_note,
+    show_status,
+)
 from perdure.errors import (
     ConfigurationError,
     MissingDependency,
@@ -178,7 +184,7 @@ def answer(
         f"the thread {outcome.description}" if outcome.description else "the run has ended"
     )
     texts = [] if outcome.said is None else [outcome.said]
-    print_result(
+    print_json_or_sentence(
         result,
         json,
         "\n".join([f"answered the question of the thread {thread_id!r}; {description}", *texts]),
@@ -222,7 +228,8 @@ def _choose_question_id_and_build_resume_value(
         )
     if user_answer.number is None and len(questions) > 1:
         numbered = (
-            f"{number}. {format_line(_convert_to_str_or_json(question['value']), _MAX_TEXT)}"
+            f"{number}. "
+            + format_as_single_line(_convert_to_str_or_json(question["value"]), _MAX_TEXT)
             for number, question in enumerate(questions, 1)
         )
         _refuse_answer(
@@ -395,7 +402,7 @@ async def _resume_run(
             except PerdureError:
                 raise
             except Exception as exc:
-                reason = format_line(f"{type(exc).__name__}: {exc}", _MAX_TEXT)
+                reason = format_as_single_line(f"{type(exc).__name__}: {exc}", _MAX_TEXT)
                 _refuse_answer(
                     f"the answer to the thread {thread_id!r} is stored, but the run failed: "
                     f"{reason}"
@@ -535,7 +542,7 @@ def _answer_question_on_server(
                 raise_error=False,
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
-            reason = format_line(_convert_to_str_or_json(values["__error__"]), _MAX_TEXT)
+            reason = format_as_single_line(_convert_to_str_or_json(values["__error__"]), _MAX_TEXT)
             _refuse_answer(
                 f"the answer to the thread {thread_id!r} is stored, but the run failed: {reason}"
             )
@@ -548,7 +555,8 @@ def _answer_question_on_server(
     idle = "idle" if new_thread["status"] == "idle" else "unfinished"
     status = "waiting" if open_questions else idle
     texts = "; ".join(
-        format_line(_convert_to_str_or_json(question), _MAX_TEXT) for question in open_questions
+        format_as_single_line(_convert_to_str_or_json(question), _MAX_TEXT)
+        for question in open_questions
     )
     descriptions = {"waiting": f"is waiting for an answer ({texts})", "idle": ""}
     description = descriptions.get(status, "has an unfinished run")
@@ -583,7 +591,7 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
                 f"the server {url} has no thread {thread_id!r}, or the thread belongs to another "
                 f"user; check the id and {_KEY_VARIABLE}"
             )
-        reason = format_line(_read_error_detail(exc), _MAX_TEXT)
+        reason = format_as_single_line(_read_error_detail(exc), _MAX_TEXT)
         if code in (409, 422):
             _refuse_answer(f"the server {url} refused the answer: {reason}")
         hint = f"; set {_KEY_VARIABLE} to a valid key" if code in (401, 403) else ""

@@ -21,11 +21,11 @@ import typer
 import typer.core
 
 from perdure.cli.output import (
-    escape_controls,
+    escape_control_characters,
     get_console,
+    print_json_or_sentence,
     print_note,
-    print_result,
-    print_scrub_result,
+    print_whether_deleted_bytes_remain,
 )
 from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 
@@ -260,7 +260,7 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
             # Redirect stdout to stderr, because typer writes a space to stdout when it asks for
             # confirmation.
             with redirect_stdout(sys.stderr):
-                typer.confirm(escape_controls(question), abort=True, err=True)
+                typer.confirm(escape_control_characters(question), abort=True, err=True)
         except typer.Abort as exc:
             # Typer also raises Abort on Ctrl-C. In that case, re-raise the original
             # KeyboardInterrupt, which is the context of the Abort.
@@ -296,9 +296,11 @@ def confirm_and_erase_items(
         require_confirmation(f"Forget {describe(receipt)} permanently?", yes)
         receipt = forget(dry_run=False)
     verb = "would forget" if dry_run else "forgot"
-    print_result({**asdict(receipt), "dry_run": dry_run}, json, f"{verb} {describe(receipt)}")
+    print_json_or_sentence(
+        {**asdict(receipt), "dry_run": dry_run}, json, f"{verb} {describe(receipt)}"
+    )
     if receipt.keys and not (dry_run or json):
-        print_scrub_result(receipt.clean)
+        print_whether_deleted_bytes_remain(receipt.clean)
     return receipt
 
 

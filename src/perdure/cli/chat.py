@@ -20,10 +20,10 @@ from perdure.cli.app import (
     open_database,
 )
 from perdure.cli.history import COLORS, describe_status
-from perdure.cli.memories import extract_due_threads
+from perdure.cli.memories import extract_memories_of_due_threads
 from perdure.cli.output import (
+    format_as_single_line,
     format_count,
-    format_line,
     print_arriving_text_and_check_if_any,
     print_note,
     print_note_line,
@@ -124,7 +124,7 @@ def _extract_memories(database: CommandDatabase) -> None:
     """Extract the memories that earlier, interrupted runs did not extract."""
     try:
         with show_status("looking for messages of interrupted runs …"):
-            extract_due_threads(database)
+            extract_memories_of_due_threads(database)
     # If the extraction fails, the next `perdure chat` command or a worker retries it.
     except PerdureError as exc:
         print_note(f"memories could not be extracted yet: {exc}", "dim")
@@ -259,7 +259,7 @@ class _ChatSession:
             raise
         # LangChain raises ValueError if the model response is malformed.
         except (OpenAIError, ValueError) as exc:
-            reason = format_line(str(exc), 300).rstrip(".")
+            reason = format_as_single_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
                 f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
                 f"{failure_note}"

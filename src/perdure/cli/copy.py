@@ -9,7 +9,12 @@ from typing import Annotated, Final
 import typer
 
 from perdure.cli.app import JsonOption, app, open_database
-from perdure.cli.output import format_count, print_progress_on_interrupt, print_result, progress_bar
+from perdure.cli.output import (
+    format_count,
+    print_json_or_sentence,
+    print_progress_on_interrupt,
+    progress_bar,
+)
 from perdure.errors import ConfigurationError
 
 _KEY_HELP: Final = "A file with the key of the database, in hexadecimal."
@@ -73,7 +78,9 @@ def copy(
         database_copy.run()
     nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
     counts = (format_count(database_copy.row_counts[table], noun) for table, noun in nouns.items())
-    print_result(database_copy.row_counts, json, f"copied and compared: {', '.join(counts)}")
+    print_json_or_sentence(
+        database_copy.row_counts, json, f"copied and compared: {', '.join(counts)}"
+    )
 
 
 def _read_encryption_key_file(path: Path | None) -> str | None:

@@ -29,8 +29,8 @@ from perdure.cli.app import (
 from perdure.cli.output import (
     format_count,
     format_size,
+    print_json_or_table,
     print_note,
-    print_rows,
     print_text,
     show_status,
 )
@@ -67,7 +67,7 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
         (name, _format_setting(row["value"]), os.path.basename(row["source"]))
         for name, row in table.items()
     ]
-    print_rows(table, json, ("name", "value", "source"), rows, ids=("name", "source"))
+    print_json_or_table(table, json, ("name", "value", "source"), rows, ids=("name", "source"))
     if not json:
         print_text(f"\ndatabase: {settings.db}")
         for path in sorted({row["source"] for row in table.values()}):
@@ -100,7 +100,7 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
     }
     counts |= {name: value for name, value in saver.items() if name not in counts}
     rows = [(name, _format_statistic(name, value, counts)) for name, value in counts.items()]
-    print_rows(counts, json, ("", ""), rows)
+    print_json_or_table(counts, json, ("", ""), rows)
 
 
 def _format_statistic(name: str, value: Any, all_statistics: dict[str, Any]) -> str:
@@ -182,7 +182,7 @@ def retain(
         for removal in report.removals
     ]
     columns = ("would be removed" if dry_run else "removed", "count", "approx. size")
-    print_rows({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
+    print_json_or_table({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
     if json:
         return
     for removal in report.removals:

@@ -22,9 +22,9 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import (
     OutputLine,
-    escape_controls,
+    escape_control_characters,
+    format_as_single_line,
     format_count,
-    format_line,
     format_size,
     format_time,
     page_output,
@@ -110,7 +110,7 @@ def history(
         for action in describe_actions_of_callers_other_than_person(
             info.metadata for info in newest[::-1]
         ):
-            print_note(f"{thread_id!r}: {format_line(action)}")
+            print_note(f"{thread_id!r}: {format_as_single_line(action)}")
         if text := describe_status(head.status):
             print_note(f"the thread {thread_id!r} {text}")
 
@@ -123,12 +123,12 @@ def describe_status(status: ThreadStatus) -> str:
     """
     if status.state == "waiting":
         questions = (
-            f"at {format_line(node)!r}: "
-            f"{format_line(_render_content_text(question), _MAX_QUESTION)}"
+            f"at {format_as_single_line(node)!r}: "
+            f"{format_as_single_line(_render_content_text(question), _MAX_QUESTION)}"
             for node, question in status.questions
         )
         return f"is waiting for an answer ({'; '.join(questions)})"
-    nodes = ", ".join(repr(format_line(node)) for node in dict.fromkeys(status.next))
+    nodes = ", ".join(repr(format_as_single_line(node)) for node in dict.fromkeys(status.next))
     position = f"before {nodes}" if nodes else "at the end of a step"
     return f"has an unfinished run, which stopped {position}" if status.tasks else ""
 
@@ -307,7 +307,7 @@ def show(
         print_json(checkpoints)
         return
     with page_output(pager=not no_pager):
-        heading = escape_controls(f"{thread_id}  {format_line(title)}".strip())
+        heading = escape_control_characters(f"{thread_id}  {format_as_single_line(title)}".strip())
         print_unwrapped_tree(
             _build_checkpoint_tree(heading, describe_status(head.status), checkpoints)
         )
@@ -331,7 +331,9 @@ def _build_checkpoint_tree(heading: str, status: str, checkpoints: list[Checkpoi
         children.setdefault((info.checkpoint_ns, parent), []).append(info)
     root = Tree(Text.assemble((heading, "bold"), (f"\n{status}" if status else "", "yellow")))
     for namespace in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
-        subtree = root.add(Text(format_line(namespace, None), "italic")) if namespace else root
+        subtree = (
+            root.add(Text(format_as_single_line(namespace, None), "italic")) if namespace else root
+        )
         _add_checkpoint_nodes(subtree, children[namespace, None], children)
     return root
 
@@ -362,7 +364,7 @@ def _render_checkpoint_line(info: CheckpointInfo, line_prefix: str) -> Text:
     # to identify the checkpoint.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    text = format_line(f"{line_prefix}{short_id} · step {step} ({source})", None)
+    text = format_as_single_line(f"{line_prefix}{short_id} · step {step} ({source})", None)
     if "messages" in info.counts:
         text += f", {format_count(info.counts['messages'], 'message')}"
     return Text(f"{text} ← head", "bold green") if info.is_head else Text(text)

@@ -29,9 +29,9 @@ from perdure.cli.app import (
 from perdure.cli.output import (
     format_size,
     print_json,
+    print_json_or_sentence,
     print_note,
     print_progress_on_interrupt,
-    print_result,
     print_warning_about_threads_matched_by_owner,
     progress_bar,
     show_status,
@@ -171,7 +171,9 @@ def import_(
                     file.index_memories(report.by_user)
     skipped = [problem._asdict() for problem in report.skipped]
     refused = [{"namespace": namespace, "key": key} for namespace, key in report.refused]
-    print_result({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
+    print_json_or_sentence(
+        {**vars(report), "skipped": skipped, "refused": refused}, json, str(report)
+    )
     if not json:
         report.print_notes()
     if has_new_organisations:
@@ -552,7 +554,7 @@ def _collect_conversations_and_check_if_any(
         Whether there was a conversation.
     """
     from perdure.cli.import_lines import has_messages
-    from perdure.cli.import_openai import convert_training_example_to_conversation, is_batch_line
+    from perdure.cli.import_openai import convert_fine_tuning_example_to_conversation, is_batch_line
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
@@ -564,7 +566,7 @@ def _collect_conversations_and_check_if_any(
         pass
     elif is_object and (read := _find_conversation_builder(value)) is not None:
         collected_parts.reader.conversations.append(read(value))
-    elif is_object and (read_texts := _find_text_reader(value)) is not None:
+    elif is_object and (read_texts := _find_memory_or_document_reader(value)) is not None:
         collected_parts.reader.texts.extend(read_texts(value))
     elif (
         is_object
@@ -573,10 +575,10 @@ def _collect_conversations_and_check_if_any(
     ):
         pass
     elif is_object and is_batch_line(value):
-        collected_parts.reader.batches.add_line(
+        collected_parts.reader.batches.add_request_or_response(
             collected_parts.file, position_in_file, value, collected_parts.lines.add_conversation
         )
-    elif is_object and (example := convert_training_example_to_conversation(value)) is not None:
+    elif is_object and (example := convert_fine_tuning_example_to_conversation(value)) is not None:
         collected_parts.lines.add_conversation(position_in_file, example)
     elif is_object and has_messages(value):
         collected_parts.lines.add_conversation(position_in_file, value)
@@ -597,31 +599,37 @@ def _collect_conversations_and_check_if_any(
     return True
 
 
-def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
+def _find_conversation_builder(json_object: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     """Find the function that converts a JSON object to a conversation.
 
     Return None if the object is not a conversation in a known format.
     """
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
-    if value.keys() & {"mapping", "linear_conversation"}:
+    if json_object.keys() & {"mapping", "linear_conversation"}:
         return import_chatgpt.build_chatgpt_conversation
-    if "chat_messages" in value:
+    if "chat_messages" in json_object:
         return import_claude.build_claude_conversation
-    if import_claude.is_claude_design_chat(value):
+    if import_claude.is_claude_design_chat(json_object):
         return import_claude.build_claude_design_conversation
-    if import_webui.is_open_webui_chat_export(value):
+    if import_webui.is_open_webui_chat_export(json_object):
         return import_webui.build_open_webui_conversation
-    return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
+    return (
+        import_webui.build_librechat_conversation
+        if import_webui.is_librechat(json_object)
+        else None
+    )
 
 
-def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
+def _find_memory_or_document_reader(
+    json_object: dict[str, Any],
+) -> Callable[[Any], Iterable[SavedText]] | None:
     """Find the function that reads memories or documents from a JSON object.
 
     Return None if the object contains neither memories nor a project.
     """
     from perdure.cli import import_claude
 
-    if import_claude.is_memories(value):
+    if import_claude.is_memories(json_object):
         return import_claude.iter_claude_memories
-    return import_claude.iter_project_documents if import_claude.is_project(value) else None
+    return import_claude.iter_project_documents if import_claude.is_project(json_object) else None

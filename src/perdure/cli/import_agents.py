@@ -131,7 +131,9 @@ class SessionsReader:
             session.count_left_out("meta" if line.get("isMeta") is True else "summary")
         else:
             session.last = key
-            session.messages[key] = _convert_claude_message(session, key, kind, message, created_at)
+            session.messages[key] = _convert_claude_code_message(
+                session, key, kind, message, created_at
+            )
 
     def _add_codex_line(self, kind: str, payload: Mapping[str, Any], time: Any) -> None:
         if kind == "session_meta":
@@ -211,8 +213,12 @@ def _get_parent_id(line: Mapping[str, Any]) -> str | None:
     return replace_surrogates(parent_id) if isinstance(parent_id, str) else None
 
 
-def _convert_claude_message(
-    session: _Session, key: str, role: str, message: Mapping[str, Any], created_at: float | None
+def _convert_claude_code_message(
+    session: _Session,
+    message_id: str,
+    role: str,
+    message: Mapping[str, Any],
+    created_at: float | None,
 ) -> list[BaseMessage]:
     """Convert a Claude Code line to at most two messages, one for text and one for tool calls."""
     content = message.get("content")
@@ -237,14 +243,16 @@ def _convert_claude_message(
         elif kind in ("thinking", "redacted_thinking", "tool_result"):
             session.count_left_out(kind)
         else:
-            session.problems.append((f"unknown content {shorten_line(kind, 40)!r}", key))
+            session.problems.append((f"unknown content {shorten_line(kind, 40)!r}", message_id))
     metadata: dict[str, Any] = {
         "create_time": created_at,
         "model_name": get_by_path(message, str, "model"),
     }
-    messages = [build_imported_message(role, "\n\n".join(texts), key, **metadata)] if texts else []
+    messages = (
+        [build_imported_message(role, "\n\n".join(texts), message_id, **metadata)] if texts else []
+    )
     if calls:
-        id = f"{key}/1" if texts else key
+        id = f"{message_id}/1" if texts else message_id
         text = "\n\n".join(calls)
         messages.append(
             build_imported_message(
@@ -274,12 +282,12 @@ def _convert_codex_item_to_text_and_check_if_document(
     if item in ("function_call", "custom_tool_call", "local_shell_call"):
         name = get_by_path(payload, str, "name") or "shell"
         arguments = payload.get("arguments") or payload.get("input") or payload.get("action")
-        return _format_tool_call_and_check_if_document(name, _parse_arguments(arguments))
+        return _format_tool_call_and_check_if_document(name, _parse_tool_arguments(arguments))
     session.count_left_out(item if item != "message" else get_by_path(payload, str, "role") or item)
     return "", False
 
 
-def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
+def _parse_tool_arguments(arguments: Any) -> Mapping[str, Any]:
     """Convert tool call arguments to a dict.
 
     The arguments can be a dict, JSON text or plain text. Plain text is stored under the key

@@ -88,7 +88,7 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     parents = {key: parent for key, (parent, _) in tree.items()}
     thread.add_message_tree(
         parents,
-        _convert_message_parts(parents, parts),
+        _convert_parts_to_messages_by_id(parents, parts),
         get_by_path(conversation, str, "current_node"),
     )
     thread.former_texts = {
@@ -125,8 +125,8 @@ def _read_parents_and_messages_by_id(
     return tree
 
 
-def _convert_message_parts(
-    parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
+def _convert_parts_to_messages_by_id(
+    parent_ids: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
     """Convert a conversation's parts to messages, and return the messages by part id.
 
@@ -135,7 +135,7 @@ def _convert_message_parts(
     without a call, is converted to text, because providers reject unpaired calls and results.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
-    for key, parent in parents.items():
+    for key, parent in parent_ids.items():
         followers[parent].append(key)
     results = {key for key, part in parts.items() if part.role == "tool"}
     calls = {key for key, part in parts.items() if part.tool} - results
@@ -153,9 +153,13 @@ def _convert_message_parts(
             role, text, key, is_from_tool=bool(part.tool), is_document=is_document, **metadata
         )
         common_fields: Any = {"id": key, "response_metadata": message.response_metadata}
-        name, parent_id = _INVALID_IN_TOOL_NAME.sub("_", part.tool)[:64], parents[key]
+        name, parent_id = _INVALID_IN_TOOL_NAME.sub("_", part.tool)[:64], parent_ids[key]
         if key in answered:
-            call = {"name": name, "args": {"input": _extract_request_of_tool_call(part)}, "id": key}
+            call = {
+                "name": name,
+                "args": {"input": _extract_main_argument_of_tool_call(part)},
+                "id": key,
+            }
             message = AIMessage("", tool_calls=[call], **common_fields)
         elif parent_id in answered:
             text = part.plain_text.strip("\n") if part.kind == "execution_output" else text
@@ -323,7 +327,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
         return _format_canvas_document_or_comments(part, arguments)
-    request = _extract_request_of_tool_call(part)
+    request = _extract_main_argument_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
     # Skip a request that is a JSON object or list, because only the tool can interpret it.
@@ -393,7 +397,7 @@ def _list_sources_not_cited_in_report(report_metadata: Mapping[str, Any], text: 
     return "\n".join(["\n\nSources:", *lines]) if lines else ""
 
 
-def _extract_request_of_tool_call(part: _MessagePart) -> str:
+def _extract_main_argument_of_tool_call(part: _MessagePart) -> str:
     """Return the main argument of a tool call, such as a search query or an image prompt.
 
     If none of the arguments has a known name, return all arguments as text.

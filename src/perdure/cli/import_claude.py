@@ -75,7 +75,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
             else None
         )
         try:
-            messages_by_id[key] = _convert_message(key, message, thread)
+            messages_by_id[key] = _convert_claude_chat_message(key, message, thread)
         except MalformedPart as exc:
             thread.add_problem(str(exc), key)
         last = key
@@ -85,7 +85,9 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
     return thread
 
 
-def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
+def _convert_claude_chat_message(
+    message_id: str, message: Any, conversation: Conversation
+) -> list[BaseMessage]:
     """Convert a message of a Claude export to a list of LangChain messages.
 
     Merge adjacent pieces of the same kind, such as text or tool calls, into one message.
@@ -95,9 +97,12 @@ def _convert_message(key: str, message: Any, conversation: Conversation) -> list
     role = _ROLES.get(get_by_path(message, str, "sender"))
     if role is None:
         raise MalformedPart(f"unknown sender {shorten_line(message.get('sender'), 40)!r}")
-    pieces = [*_iter_attachments(message), *_iter_blocks(message, key, conversation)]
+    pieces = [
+        *_iter_attachment_pieces(message),
+        *_iter_content_block_pieces(message, message_id, conversation),
+    ]
     runs = [[*run] for _, run in groupby(pieces, lambda piece: piece.kind)]
-    ids = [f"{key}/{number}" for number in range(1, len(runs))] + [key]
+    ids = [f"{message_id}/{number}" for number in range(1, len(runs))] + [message_id]
     created_at = parse_timestamp(message.get("created_at"))
     messages = []
     for run, id in zip(runs, ids, strict=False):
@@ -145,7 +150,7 @@ _PASTED_TEXT: Final = "pasted"
 _TOOL_OR_FILE: Final = "tool"
 
 
-def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
+def _iter_attachment_pieces(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
     """Yield the attachments of a message.
 
     Text that the user pasted is treated as if the user had written it.
@@ -169,8 +174,8 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
         names.add(name)
 
 
-def _iter_blocks(
-    message: Mapping[str, Any], key: str, conversation: Conversation
+def _iter_content_block_pieces(
+    message: Mapping[str, Any], message_id: str, conversation: Conversation
 ) -> Iterator[_MessagePiece]:
     """Yield a `_MessagePiece` for each content block to import."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
@@ -185,7 +190,7 @@ def _iter_blocks(
                 if isinstance(arguments, str)
                 else get_by_path(block, dict, "input")
             )
-            yield _convert_tool_call(
+            yield _build_tool_call_piece(
                 get_by_path(block, str, "name") or "tool", arguments, conversation
             )
         elif kind in _HIDDEN_BLOCKS:
@@ -202,19 +207,19 @@ def _iter_blocks(
             problem = (
                 "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
             )
-            conversation.add_problem(problem, key)
+            conversation.add_problem(problem, message_id)
         elif text.strip():
             yield _MessagePiece(_AUTHOR_TEXT, text, text)
 
 
-def _convert_tool_call(
-    name: str, arguments: Mapping[str, Any], conversation: Conversation
+def _build_tool_call_piece(
+    tool_name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
     """Convert a tool call to a message piece with its name, main argument and text arguments."""
-    if name == "artifacts":
+    if tool_name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:
-        noun = name
+        noun = tool_name
     subjects = (arguments[n] for n in _SUBJECT_ARGUMENTS if n in arguments)
     subject_text = next((subject for subject in subjects if subject), "")
     former = format_placeholder(
@@ -228,14 +233,18 @@ def _convert_tool_call(
             or not isinstance(value, str | list | dict)
         ):
             continue
-        if field == "command" and name == "artifacts":
+        if field == "command" and tool_name == "artifacts":
             continue
         if isinstance(value, str):
-            texts += [_format_tool_argument(field, value, arguments)] if value.strip() else []
+            texts += (
+                [_format_tool_argument_as_markdown(field, value, arguments)]
+                if value.strip()
+                else []
+            )
         elif value:
             skipped_count += 1
     if skipped_count:
-        conversation.left_out[f"arguments of {name}"] += skipped_count
+        conversation.left_out[f"arguments of {tool_name}"] += skipped_count
     return _MessagePiece(
         _TOOL_OR_FILE,
         "\n".join([format_placeholder(noun, subject_text), *texts]),
@@ -244,24 +253,27 @@ def _convert_tool_call(
     )
 
 
-def _format_tool_argument(argument_name: str, text: str, arguments: Mapping[str, Any]) -> str:
+def _format_tool_argument_as_markdown(
+    argument_name: str, argument_text: str, all_arguments: Mapping[str, Any]
+) -> str:
     """Render an argument of a tool call as text. Code is rendered as a fenced block."""
-    language = get_by_path(arguments, str, "language")
-    kind = get_by_path(arguments, str, "type")
+    language = get_by_path(all_arguments, str, "language")
+    kind = get_by_path(all_arguments, str, "type")
     if argument_name in ("code", "command"):
         return format_code_block(
-            text, language or ("bash" if argument_name == "command" else "javascript")
+            argument_text, language or ("bash" if argument_name == "command" else "javascript")
         )
     if language or (kind and kind not in ("text/markdown", "text/plain")):
-        return format_code_block(text, language)
+        return format_code_block(argument_text, language)
     names = (
-        get_by_path(arguments, str, name) for name in ("path", "file_path", "filename", "file_name")
+        get_by_path(all_arguments, str, name)
+        for name in ("path", "file_path", "filename", "file_name")
     )
     extension = Path(next(filter(None, names), "")).suffix[1:]
     return (
-        text
+        argument_text
         if extension in ("", "md", "txt")
-        else format_code_block(text, shorten_line(extension, 10))
+        else format_code_block(argument_text, shorten_line(extension, 10))
     )
 
 
@@ -312,15 +324,16 @@ def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
     )
 
 
-def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
+def iter_claude_memories(memories_export: Mapping[str, Any]) -> Iterator[SavedText]:
     """Yield Claude's memories of the user, one per paragraph.
 
     Each memory's text starts with the heading above its paragraph, if there is one.
     """
-    projects = get_by_path(value, dict, "project_memories")
-    texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
+    projects = get_by_path(memories_export, dict, "project_memories")
+    texts = [get_by_path(memories_export, str, "conversations_memory"), *projects.values()]
     texts += [
-        get_by_path(file, str, "content") for file in get_by_path(value, list, "memory_files")
+        get_by_path(file, str, "content")
+        for file in get_by_path(memories_export, list, "memory_files")
     ]
     for text in texts:
         heading = ""
@@ -333,15 +346,17 @@ def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
                 yield SavedText(None, f"claude-{derive_id(memory)}", memory)
 
 
-def iter_project_documents(value: Mapping[str, Any]) -> Iterator[SavedText]:
+def iter_project_documents(project_export: Mapping[str, Any]) -> Iterator[SavedText]:
     """Yield a project's instructions, description and documents as separate items."""
-    project = get_by_path(value, str, "uuid") or derive_id("project", value.get("name"))
-    fields = {"project": get_by_path(value, str, "name")}
+    project = get_by_path(project_export, str, "uuid") or derive_id(
+        "project", project_export.get("name")
+    )
+    fields = {"project": get_by_path(project_export, str, "name")}
     for field in ("description", "prompt_template"):
-        if (text := get_by_path(value, str, field)).strip():
+        if (text := get_by_path(project_export, str, field)).strip():
             title = "instructions" if field == "prompt_template" else field
             yield SavedText(project, title, text, {**fields, "title": title})
-    for document in get_by_path(value, list, "docs"):
+    for document in get_by_path(project_export, list, "docs"):
         title, text = get_by_path(document, str, "filename"), get_by_path(document, str, "content")
         if text.strip():
             key = get_by_path(document, str, "uuid") or derive_id(title)

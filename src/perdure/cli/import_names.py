@@ -143,7 +143,7 @@ class ThreadNames:
         self, draft: Conversation, prefix_ids: Sequence[str]
     ) -> Iterator[_CandidateId]:
         """Yield candidate ids for the conversation's thread, in the order in which to try them."""
-        for id in self._find_former_ids(draft):
+        for id in self._find_ids_of_threads_imported_by_earlier_version(draft):
             yield _CandidateId(id, 0, is_of_earlier_version=True)
         for shared_count, id in enumerate(prefix_ids, 1):
             yield _CandidateId(id, shared_count)
@@ -188,7 +188,7 @@ class ThreadNames:
         signatures = frozenset(map(_serialize_message_for_comparison, messages))
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
-    def _find_former_ids(self, draft: Conversation) -> list[str]:
+    def _find_ids_of_threads_imported_by_earlier_version(self, draft: Conversation) -> list[str]:
         """Return the ids of imported threads that contain the conversation's first messages.
 
         Only threads imported by an earlier version of perdure are searched.

@@ -19,7 +19,7 @@ _CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
-def convert_training_example_to_conversation(
+def convert_fine_tuning_example_to_conversation(
     json_line: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
     """Convert a fine-tuning example to an object with a `messages` list.
@@ -76,9 +76,9 @@ class OpenAIBatches:
         )
         self._answers: list[tuple[str, Mapping[str, Any]]] = []
 
-    def add_line(
+    def add_request_or_response(
         self,
-        file: str,
+        file_name: str,
         line_number: str,
         line: Mapping[str, Any],
         add_conversation: _AddConversation,
@@ -92,7 +92,7 @@ class OpenAIBatches:
             MalformedPart: The line is a request whose answer is not a message.
         """
         if "response" in line:
-            self._answers.append((f"{file}, {line_number}", line))
+            self._answers.append((f"{file_name}, {line_number}", line))
             return
         body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CONVERSATION_FIELDS):

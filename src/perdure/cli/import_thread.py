@@ -35,7 +35,7 @@ from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.import_report import ConversationsReport
 from perdure.cli.output import progress_bar, show_status
 from perdure.cli.sources import Source
-from perdure.effects import run
+from perdure.effects import run_operation
 from perdure.errors import (
     ConfigurationError,
     ImportFailed,
@@ -130,7 +130,7 @@ class ImportWriter:
 
         user = self._file.user
         if any(saved.project is not None for saved in texts):
-            run(record_templates(self._file.store, [_PROJECT_NAMESPACE]))
+            run_operation(record_templates(self._file.store, [_PROJECT_NAMESPACE]))
         collection = Collection(self._file.store, ("memories", "{user_id}"))
         for saved in texts:
             if saved.project is not None:
@@ -151,7 +151,7 @@ class ImportWriter:
         from perdure.memory.gate import is_forgotten
 
         adapter, namespace = StoreAdapter(self._file.store), collection.namespace
-        if run(is_forgotten(adapter, namespace.fill(self._file.config), saved_text.text)):
+        if run_operation(is_forgotten(adapter, namespace.fill(self._file.config), saved_text.text)):
             self._report.forgotten += 1
             self._report.known_items += 1
             return
@@ -206,7 +206,7 @@ class ImportWriter:
             NotADatabase: The database has neither the tables of a saver nor those of a store.
         """
         if source.is_perdure_database:
-            self._merge_database(source, new_thread_ids_by_old)
+            self._import_threads_and_items(source, new_thread_ids_by_old)
             return
         db = source.path
         if new_thread_ids_by_old:
@@ -242,7 +242,9 @@ class ImportWriter:
                 self._extract_memories_of_thread(thread_id)
                 update_bar(number / thread_report.threads, number)
 
-    def _merge_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
+    def _import_threads_and_items(
+        self, source: Source, new_thread_ids_by_old: dict[str, str]
+    ) -> None:
         refusal = None
         with show_status(f"importing {source.path}"):
             if source.saver is not None:
@@ -354,7 +356,7 @@ class ThreadImport:
         can_start_branch = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
-        checkpoint_ends, new = _choose_ids_of_messages_followed_by_checkpoint(self._conversation), 0
+        checkpoint_ends, new = _choose_message_ids_to_checkpoint_after(self._conversation), 0
         for position, key in enumerate(self._conversation.nodes):
             if key not in checkpoint_ends:
                 continue
@@ -383,7 +385,7 @@ class ThreadImport:
             key: text
             for key, text in self._conversation.former_texts.items()
             if key in self._checkpoint_of_message
-            and _get_text_and_check_if_document(self._conversation.nodes[key].message)
+            and _get_text_and_document_flag(self._conversation.nodes[key].message)
             not in self._load_texts_and_document_flags_before_import(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
@@ -432,7 +434,7 @@ class ThreadImport:
         """Return the texts that the thread's history contained for a message before this import.
 
         Each text is paired with a flag that tells whether the message was a document; see
-        `_get_text_and_check_if_document`. The returned set is empty if the thread did not contain
+        `_get_text_and_document_flag`. The returned set is empty if the thread did not contain
         the message. The texts are read from the thread's history rather than from checkpoints,
         because there may be no checkpoint that ends with the last message of an earlier export.
         """
@@ -444,7 +446,7 @@ class ThreadImport:
             ):
                 if isinstance(item.value, BaseMessage):
                     self._stored_contents[str(item.value.id)].add(
-                        _get_text_and_check_if_document(item.value)
+                        _get_text_and_document_flag(item.value)
                     )
         return self._stored_contents.get(message_id, set())
 
@@ -608,7 +610,7 @@ class ThreadImport:
             self._saver.rewind(self._thread["thread_id"], target_id)
 
 
-def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
+def _get_text_and_document_flag(message: BaseMessage) -> tuple[str, bool]:
     """Return a message's text, and a flag that tells whether the message is a document.
 
     Messages that contain documents can be found by search, but no memories are extracted from
@@ -617,7 +619,7 @@ def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
-def _choose_ids_of_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
+def _choose_message_ids_to_checkpoint_after(conversation: Conversation) -> set[str]:
     """Return the ids of the messages after which to store a checkpoint.
 
     A checkpoint is stored after each message that is a leaf or a branching point of the message

@@ -73,7 +73,7 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
 
 
 def _convert_open_webui_message(
-    key: str, message: Any, conversation: Conversation
+    message_id: str, message: Any, conversation: Conversation
 ) -> list[BaseMessage]:
     role = _check_role(
         get_by_path(message, dict).get("role") if isinstance(message, dict) else None
@@ -95,7 +95,9 @@ def _convert_open_webui_message(
     visible_text = "\n".join(line for line in lines if line)
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("timestamp"))}
     metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [build_imported_message(role, visible_text, key, **metadata)] if visible_text else []
+    return (
+        [build_imported_message(role, visible_text, message_id, **metadata)] if visible_text else []
+    )
 
 
 def is_librechat(value: Mapping[str, Any]) -> bool:
@@ -109,7 +111,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
 
     In the exported conversation, messages may be nested in other messages.
     """
-    flat = [*_flatten_messages(export["messages"], None)]
+    flat = [*_iter_nested_messages_with_parent_ids(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
     fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export
     conversation = build_conversation_without_messages(
@@ -137,14 +139,18 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     return conversation
 
 
-def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any, str | None]]:
+def _iter_nested_messages_with_parent_ids(
+    messages: Any, top_parent_id: str | None
+) -> Iterator[tuple[Any, str | None]]:
     """Yield the messages in a list, including those nested at any depth under `children`.
 
     Yields:
         A message, and the id of the message in which it is nested. For a message that is not
-        nested, the id is `outer_id`.
+        nested, the id is `top_parent_id`.
     """
-    pending = [(message, outer_id) for message in reversed(get_by_path({"m": messages}, list, "m"))]
+    pending = [
+        (message, top_parent_id) for message in reversed(get_by_path({"m": messages}, list, "m"))
+    ]
     while pending:
         message, above = pending.pop()
         yield message, above
@@ -154,7 +160,7 @@ def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any
 
 
 def _convert_librechat_message(
-    key: str, message: Any, conversation: Conversation
+    message_id: str, message: Any, conversation: Conversation
 ) -> list[BaseMessage]:
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
@@ -182,11 +188,13 @@ def _convert_librechat_message(
             problem = (
                 "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
             )
-            conversation.add_problem(problem, key)
+            conversation.add_problem(problem, message_id)
     visible_text = "\n".join(line for line in lines if line.strip())
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("createdAt"))}
     metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [build_imported_message(role, visible_text, key, **metadata)] if visible_text else []
+    return (
+        [build_imported_message(role, visible_text, message_id, **metadata)] if visible_text else []
+    )
 
 
 def _check_role(role: Any) -> str:

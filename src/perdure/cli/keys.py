@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import JsonOption, YesOption, add_command_group, require_confirmation
-from perdure.cli.output import format_count, print_note, print_result, print_rows
+from perdure.cli.output import format_count, print_json_or_sentence, print_json_or_table, print_note
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.settings import check_user
 
@@ -49,7 +49,7 @@ def list_(
     rows = [_build_key_cells(key) for key in matches]
     columns = ("user", "tenant", "permissions", "hash")
     values, nothing = [key.model_dump() for key in matches], "no API key matches"
-    print_rows(values, json, columns, rows, ids=columns, empty_note=nothing)
+    print_json_or_table(values, json, columns, rows, ids=columns, empty_note=nothing)
     if not matches:
         raise typer.Exit(1)
 
@@ -105,7 +105,7 @@ def revoke(
     description = f"{format_count(len(chosen), 'key')} of {owners}"
     require_confirmation(f"Revoke {description}?", yes)
     revoked = revoke_keys(file, lambda key: key in chosen)
-    print_result([key.model_dump() for key in revoked], json, f"revoked {description}")
+    print_json_or_sentence([key.model_dump() for key in revoked], json, f"revoked {description}")
 
 
 def _check_server_is_installed() -> None:

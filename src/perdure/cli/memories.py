@@ -39,10 +39,10 @@ from perdure.cli.output import (
     format_date,
     format_time,
     print_json,
+    print_json_or_sentence,
+    print_json_or_table,
     print_note,
     print_note_line,
-    print_result,
-    print_rows,
     print_text,
     show_status,
 )
@@ -186,7 +186,7 @@ def add(
         outcomes = [
             remember(fact, key=key, store=database.store, config=database.config) for fact in facts
         ]
-    print_result(outcomes, json, "\n".join(map(str, outcomes)))
+    print_json_or_sentence(outcomes, json, "\n".join(map(str, outcomes)))
     if any(outcome.change in _REJECTED for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -199,7 +199,9 @@ def history(
     from perdure.memory.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
-        found_key = _find_memory_key(database, key, [*_user_namespaces(database), _INSTRUCTIONS])
+        found_key = _resolve_memory_namespace_and_key(
+            database, key, [*_user_namespaces(database), _INSTRUCTIONS]
+        )
         versions = [convert_item_to_memory(item) for item in database.store.history(*found_key)]
     rows = [
         (
@@ -210,7 +212,7 @@ def history(
         )
         for memory in versions
     ]
-    print_rows(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
+    print_json_or_table(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
     origins = {memory.provenance.thread_id for memory in versions if memory.provenance}
     for thread in origins - {None}:
         print_note(f"from the thread {thread!r}", "dim")
@@ -257,9 +259,13 @@ def forget(
             # Extract first, so that tombstones are stored. Otherwise, a later extraction would
             # store the erased memories again.
             with show_status("extracting unread messages …"):
-                extract_due_threads(database)
+                extract_memories_of_due_threads(database)
         receipt = confirm_and_erase_items(
-            erase, _describe_memories, partial(_print_preview, database), yes=yes, json=json
+            erase,
+            _format_memory_count,
+            partial(_print_erasure_preview, database),
+            yes=yes,
+            json=json,
         )
     if not receipt.keys:
         raise typer.Exit(1)
@@ -273,7 +279,7 @@ def _user_namespaces(database: CommandDatabase) -> list[Namespace]:
     return [(label, database.user) for label in _LABELS]
 
 
-def _find_memory_key(
+def _resolve_memory_namespace_and_key(
     database: CommandDatabase, key_or_prefix: str, namespaces: list[Namespace]
 ) -> tuple[Namespace, str]:
     """Return the namespace and the full key of a memory.
@@ -304,7 +310,7 @@ def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str)
     return resolve_thread_id(database, id_or_prefix) if exists else id_or_prefix
 
 
-def extract_due_threads(database: CommandDatabase) -> None:
+def extract_memories_of_due_threads(database: CommandDatabase) -> None:
     """Extract memories from messages in the user's threads that no worker has processed yet."""
     from perdure.memory.extraction import DueThreads, Pace
 
@@ -328,7 +334,7 @@ def _erase_memories_by_key(
 
     receipts = []
     namespaces = _user_namespaces(database)
-    found_keys = [_find_memory_key(database, typed, namespaces) for typed in keys]
+    found_keys = [_resolve_memory_namespace_and_key(database, typed, namespaces) for typed in keys]
     for namespace, key in dict.fromkeys(found_keys):
         if dry_run or namespace[0] == "profiles":
             receipts.append(database.store.forget(namespace, key=key, dry_run=dry_run))
@@ -364,7 +370,7 @@ def _erase_all_memories(database: CommandDatabase, *, dry_run: bool) -> Receipt:
     return forget(everything=True, store=database.store, config=database.config, dry_run=dry_run)
 
 
-def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
+def _print_erasure_preview(database: CommandDatabase, receipt: Receipt) -> None:
     """Print the current text of each memory to be erased.
 
     Quarantined texts are not printed, because they may contain secrets.
@@ -384,7 +390,7 @@ def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
         print_note(f"… and {len(entries) - _PREVIEWED} more", "dim")
 
 
-def _describe_memories(receipt: Receipt) -> str:
+def _format_memory_count(receipt: Receipt) -> str:
     """Return the number of memories listed in an erasure receipt.
 
     Notes about memories are not counted.
@@ -421,7 +427,7 @@ def _print_memories(
     }
     columns = [name for name, column in cells.items() if column]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    print_rows(memories, json, columns, rows, ids=columns[:-1], empty_note=empty_note)
+    print_json_or_table(memories, json, columns, rows, ids=columns[:-1], empty_note=empty_note)
 
 
 def _format_memory_day(memory: Memory) -> str:
@@ -479,7 +485,7 @@ def quarantine(
         if has_action:
             outcome = (waiting.release if release else waiting.discard)(entry.key, config)
     if has_action:
-        print_result(outcome, json, str(outcome) if release else f"discarded {entry.key}")
+        print_json_or_sentence(outcome, json, str(outcome) if release else f"discarded {entry.key}")
     elif json:
         print_json(entry)
     else:
@@ -495,7 +501,9 @@ def _print_quarantine_entries(entries: list[QuarantineEntry], json: bool) -> Non
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns = ("since", "key", "text", "reason")
     values = [entry.to_redacted_dict() for entry in entries]
-    print_rows(values, json, columns, rows, ids=columns[:2], empty_note="the quarantine is empty")
+    print_json_or_table(
+        values, json, columns, rows, ids=columns[:2], empty_note="the quarantine is empty"
+    )
 
 
 @memories.command()
@@ -531,7 +539,7 @@ def jobs(
             )
             for job in waiting
         ]
-    print_rows(
+    print_json_or_table(
         waiting,
         json,
         ("thread", "user", "state", "due", "error"),

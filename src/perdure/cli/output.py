@@ -1,7 +1,7 @@
 """Print the results of commands as text, tables or JSON, and the progress of long commands.
 
-All printed text is escaped by `escape_controls` or `print_json`, so that stored text cannot control
-the terminal.
+All printed text is escaped by `escape_control_characters` or `print_json`, so that stored text
+cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _WORD: Final = re.compile(rf"[^\S\n]*(?:\n|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+)")
 _COMPLETE_WORD_END: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
 
 
-def escape_controls(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Replace control characters and invisible characters in a text with escape sequences.
 
     The escaped text cannot control a terminal or change the direction of text. Newlines, tabs and
     the zero-width joiners within emoji are not escaped.
 
-    >>> escape_controls("red \x1b[31m"), escape_controls("a\u202eb")
+    >>> escape_control_characters("red \x1b[31m"), escape_control_characters("a\u202eb")
     ('red \\x1b[31m', 'a\\u202eb')
-    >>> escape_controls("one\r\ntwo")
+    >>> escape_control_characters("one\r\ntwo")
     'one\ntwo'
     """
     if text.isascii() and text.isprintable():
@@ -81,15 +81,13 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
         value: The value. Data classes are printed as objects.
         indent: The number of spaces for each level; None prints one line.
     """
-    text = json.dumps(
-        value, ensure_ascii=False, indent=indent, default=_convert_unsupported_value_for_json
-    )
-    # Escape the same characters as `escape_controls`, but as JSON escape sequences.
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_make_json_serializable)
+    # Escape the same characters as `escape_control_characters`, but as JSON escape sequences.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
-def _convert_unsupported_value_for_json(value: Any) -> Any:
+def _make_json_serializable(value: Any) -> Any:
     """Convert a value that `json.dumps` cannot serialize to one that it can."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -129,9 +127,9 @@ def print_text(
     # for stdout.
     terminal = get_console(stderr=True) if stderr else get_console()
     if terminal.is_terminal:
-        terminal.print(Text(escape_controls(text), style), soft_wrap=not wraps)
+        terminal.print(Text(escape_control_characters(text), style), soft_wrap=not wraps)
     else:
-        print(escape_controls(text), file=terminal.file, flush=True)
+        print(escape_control_characters(text), file=terminal.file, flush=True)
 
 
 def print_note(text: str, style: str = "") -> None:
@@ -142,7 +140,7 @@ def print_note(text: str, style: str = "") -> None:
 def print_note_line(text: str, style: str = "") -> None:
     """Print a message to stderr on one line, truncated to the terminal width."""
     terminal = get_console(stderr=True)
-    print_note(format_line(text, terminal.width if terminal.is_terminal else None), style)
+    print_note(format_as_single_line(text, terminal.width if terminal.is_terminal else None), style)
 
 
 def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") -> bool:
@@ -158,9 +156,9 @@ def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") 
     try:
         for text in filter(
             None,
-            _wrap_words(parts, terminal.width)
+            _wrap_arriving_text(parts, terminal.width)
             if terminal.is_terminal
-            else map(escape_controls, parts),
+            else map(escape_control_characters, parts),
         ):
             has_text = True
             if terminal.is_terminal:
@@ -176,7 +174,7 @@ def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") 
     return has_text
 
 
-def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
+def _wrap_arriving_text(text_chunks: Iterable[str], width: int) -> Iterator[str]:
     """Yield the words of a text, wrapped to the given width.
 
     Each yielded string is a word with its leading white space. If the line would exceed `width`,
@@ -186,7 +184,7 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
     from rich.cells import cell_len
 
     column, fence, is_fixed = 0, "", False
-    for word in map(escape_controls, _iter_words(parts)):
+    for word in map(escape_control_characters, _iter_words_and_line_breaks(text_chunks)):
         if not column:
             fence, is_fixed = update_code_fence_and_detect_code_line(word, fence)
         if column and not is_fixed and word.strip() and column + cell_len(word) > width:
@@ -195,13 +193,13 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
         yield word
 
 
-def _iter_words(parts: Iterable[str]) -> Iterator[str]:
+def _iter_words_and_line_breaks(text_chunks: Iterable[str]) -> Iterator[str]:
     """Yield the words and line breaks of a text that arrives in chunks.
 
     Each word is yielded as soon as it is complete.
     """
     rest = ""
-    for part in parts:
+    for part in text_chunks:
         rest += part
         end = 0
         for match in _WORD.finditer(rest):
@@ -246,7 +244,7 @@ def print_table(
 
     terminal, cells = (
         get_console(),
-        [[format_line(str(cell), None) for cell in row] for row in rows],
+        [[format_as_single_line(str(cell), None) for cell in row] for row in rows],
     )
     full_columns = list(zip(columns, *cells, strict=True))
     numbers = [bool(cells) and all(map(_NUMBER.fullmatch, column)) for _, *column in full_columns]
@@ -270,8 +268,8 @@ def print_table(
     terminal.print(grid)
 
 
-def print_rows(
-    value: Any,
+def print_json_or_table(
+    json_value: Any,
     json: bool,
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
@@ -282,7 +280,7 @@ def print_rows(
     """Print a list as JSON, or as a table.
 
     Args:
-        value: The list, as JSON prints it.
+        json_value: The list, as JSON prints it.
         json: Print JSON.
         columns: The headings of the table.
         rows: The cells of the table.
@@ -290,17 +288,17 @@ def print_rows(
         empty_note: The message that is printed to stderr instead of an empty table.
     """
     if json:
-        print_json(value)
-    elif value or not empty_note:
+        print_json(json_value)
+    elif json_value or not empty_note:
         print_table(columns, rows, ids)
     else:
         print_note(empty_note)
 
 
-def print_result(value: Any, json: bool, sentence: str) -> None:
+def print_json_or_sentence(json_value: Any, json: bool, sentence: str) -> None:
     """Print a command's result, as JSON or as a sentence."""
     if json:
-        print_json(value)
+        print_json(json_value)
     else:
         print_text(sentence)
 
@@ -370,7 +368,7 @@ def _is_pager_available() -> bool:
     return not command or shutil.which(os.path.expanduser(command[0])) is not None
 
 
-def print_scrub_result(is_scrubbed: bool) -> None:
+def print_whether_deleted_bytes_remain(is_scrubbed: bool) -> None:
     """Print whether the bytes of deleted values have been purged from the database file."""
     if is_scrubbed:
         print_text("the deleted bytes have been removed from the file")
@@ -382,15 +380,15 @@ def print_scrub_result(is_scrubbed: bool) -> None:
         )
 
 
-def format_line(text: str, limit: int | None = 100) -> str:
-    """Collapse text into a single line, truncated to at most `limit` characters.
+def format_as_single_line(text: str, max_length: int | None = 100) -> str:
+    """Collapse text into a single line, truncated to at most `max_length` characters.
 
     Line breaks become spaces, and control characters are escaped.
     """
-    flat_text = " ".join(escape_controls(text).split())
-    if limit is None or len(flat_text) <= limit:
+    flat_text = " ".join(escape_control_characters(text).split())
+    if max_length is None or len(flat_text) <= max_length:
         return flat_text
-    return flat_text[: limit - 1] + "…"
+    return flat_text[: max_length - 1] + "…"
 
 
 def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
@@ -483,7 +481,7 @@ def progress_bar(activity: str, noun: str) -> Iterator[Callable[[float | None, i
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=get_console(stderr=True), transient=True) as progress:
-        task = progress.add_task(escape_controls(activity), total=None, reached="")
+        task = progress.add_task(escape_control_characters(activity), total=None, reached="")
 
         def update(share: float | None, count: int) -> None:
             percent = "" if share is None else f"{share:>4.0%}, "
@@ -502,7 +500,7 @@ def show_status(activity: str) -> Iterator[None]:
     from rich.text import Text
 
     # Pass a `Text` and not a str, because rich would parse markup in a str.
-    status = get_console(stderr=True).status(Text(escape_controls(activity)))
+    status = get_console(stderr=True).status(Text(escape_control_characters(activity)))
     timer = Timer(_STATUS_DELAY_S, status.start)
     timer.daemon = True
     timer.start()

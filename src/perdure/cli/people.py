@@ -24,10 +24,10 @@ from perdure.cli.output import (
     print_json,
     print_note,
     print_note_line,
-    print_scrub_result,
     print_table,
     print_text,
     print_warning_about_threads_matched_by_owner,
+    print_whether_deleted_bytes_remain,
     show_status,
 )
 from perdure.errors import ConfigurationError, UnknownPerson
@@ -98,7 +98,10 @@ def forget(
         Part(
             "audit records",
             (),
-            sum(user in _get_sender_and_acting_for(record) for record in _read_audit(audit)),
+            sum(
+                user in _get_sender_and_represented_user(record)
+                for record in _iter_audit_log_records(audit)
+            ),
         ),
     ]
     with open_database(db) as database:
@@ -140,7 +143,7 @@ def forget(
         print_table(("", "what", "count", "ids"), _build_erasure_report_rows(report, in_files))
     print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
-        print_scrub_result(report.scrubbed)
+        print_whether_deleted_bytes_remain(report.scrubbed)
 
 
 def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
@@ -195,16 +198,16 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
     return [key for key in keys if isinstance(key, dict)]
 
 
-def _get_sender_and_acting_for(record: dict[str, Any]) -> tuple[Any, Any]:
+def _get_sender_and_represented_user(audit_record: dict[str, Any]) -> tuple[Any, Any]:
     """Return who sent an audited request, and on whose behalf it was sent.
 
     The first returned value is the user who sent the request. The second is the user on whose
     behalf the request was sent, or None.
     """
-    return record.get("user"), record.get("acting_for")
+    return audit_record.get("user"), audit_record.get("acting_for")
 
 
-def _read_audit(path: Path | None) -> Iterator[dict[str, Any]]:
+def _iter_audit_log_records(path: Path | None) -> Iterator[dict[str, Any]]:
     """Yield the records of an audit log, or nothing if `path` is None."""
     if path is None:
         return

@@ -24,7 +24,13 @@ from perdure.cli.app import (
     resolve_thread_id,
     shorten_thread_id,
 )
-from perdure.cli.output import format_age, format_line, format_time, print_note, print_rows
+from perdure.cli.output import (
+    format_age,
+    format_as_single_line,
+    format_time,
+    print_json_or_table,
+    print_note,
+)
 from perdure.settings import THREADS_LIMIT, check_user
 
 if TYPE_CHECKING:
@@ -79,12 +85,12 @@ def runs(
                 run["status"],
                 format_age(run["created_at"]),
                 run["caller"],
-                format_line(_describe_error(run["error"]), _MAX_ERROR),
+                format_as_single_line(_format_run_error(run["error"]), _MAX_ERROR),
             )
             for run in listed_runs
         ]
     columns = ("id", "thread", "graph", "status", "created", "caller", "error")
-    print_rows(
+    print_json_or_table(
         listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
     )
     has_conditions = (thread, user, status) != (None, None, None)
@@ -127,7 +133,7 @@ def crons(
             for cron in listed_crons
         ]
     columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
-    print_rows(
+    print_json_or_table(
         listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
     )
     has_conditions = (thread, user) != (None, None)
@@ -217,7 +223,7 @@ def _build_run_json(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _describe_error(error: Any) -> str:
+def _format_run_error(error: Any) -> str:
     """Return the type and message of the error that a run ended with, or "" if there was none."""
     if isinstance(error, Mapping):
         return f"{error.get('error')}: {error.get('message')}"

@@ -176,7 +176,7 @@ def serve(
     with ExitStack() as stack:
         database = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
         _check_tenants_have_postgres(access, database.settings.db)
-        _check_worker_options(workers, database.settings.db, metrics)
+        _check_options_allow_several_workers(workers, database.settings.db, metrics)
         if not database.settings.search_threads:
             from perdure.memory.thread_search import delete_transcript_index
 
@@ -419,7 +419,7 @@ def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
         )
 
 
-def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
+def _check_options_allow_several_workers(workers: int, db: str, metrics: bool) -> None:
     """Raise ConfigurationError if the options do not allow several worker processes."""
     if workers > 1 and metrics:
         raise ConfigurationError(

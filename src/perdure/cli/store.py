@@ -32,9 +32,9 @@ from perdure.cli.output import (
     format_time,
     get_console,
     print_json,
+    print_json_or_sentence,
+    print_json_or_table,
     print_note,
-    print_result,
-    print_rows,
     print_text,
     progress_bar,
     show_status,
@@ -103,14 +103,14 @@ def _parse_filter(filter: str | None) -> dict[str, Any] | None:
     return None if filter is None else parse_json_object(filter, "--filter")
 
 
-def _find_item_key(
-    store: WholeStore, namespace: Namespace, key: str, *, include_deleted: bool = False
+def _resolve_namespace_and_key(
+    store: WholeStore, namespace: Namespace, key_or_prefix: str, *, include_deleted: bool = False
 ) -> tuple[Namespace, str]:
     """Resolve a full or abbreviated key to an item, and return its namespace and full key."""
     return resolve_item_key(
         store,
         [namespace],
-        key,
+        key_or_prefix,
         f"perdure store search {format_namespace(namespace)}",
         include_deleted=include_deleted,
     )
@@ -155,7 +155,7 @@ def put(
         item = database.store.get(namespace, key, refresh_ttl=False)
     assert item is not None  # The method `put` has stored the item.
     sentence = f"{key!r} in {format_namespace(namespace)} is at version {item.version}"
-    print_result(_build_item_json(item), json, sentence)
+    print_json_or_sentence(_build_item_json(item), json, sentence)
 
 
 @store.command()
@@ -169,7 +169,7 @@ def get(
     """Show the value of an item."""
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _find_item_key(
+        found_key = _resolve_namespace_and_key(
             database.store, namespace, key, include_deleted=as_of is not None
         )
         item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
@@ -199,7 +199,7 @@ def history(
     """
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _find_item_key(database.store, namespace, key, include_deleted=True)
+        found_key = _resolve_namespace_and_key(database.store, namespace, key, include_deleted=True)
         versions = database.store.history(*found_key)
     exact = not get_console().is_terminal
     rows = [
@@ -212,7 +212,7 @@ def history(
         for item in versions
     ]
     columns = ("version", "from", "to", "value")
-    print_rows(
+    print_json_or_table(
         [_build_item_json(item) for item in versions], json, columns, rows, ids=("from", "to")
     )
 
@@ -254,7 +254,7 @@ def search(
     values = [
         {**_build_item_json(item), "score": item.score, "parts": item.parts} for item in items
     ]
-    print_rows(
+    print_json_or_table(
         values,
         json,
         columns,
@@ -282,7 +282,7 @@ def namespaces(
             prefix=parse_namespace(prefix), limit=limit, as_of=as_of
         )
     rows = [(format_namespace(labels),) for labels in namespaces_found]
-    print_rows(namespaces_found, json, ["namespace"], rows, ids=("namespace",))
+    print_json_or_table(namespaces_found, json, ["namespace"], rows, ids=("namespace",))
 
 
 def _format_value(value: dict[str, Any]) -> str:
@@ -304,7 +304,7 @@ def _build_item_json(item: StoredItem | FoundItem) -> dict[str, Any]:
 def delete(ns: NamespaceArgument, key: KeyArgument, db: DbOption = None) -> None:
     """Delete an item, but keep its old versions."""
     with open_database(db) as database:
-        namespace, full_key = _find_item_key(database.store, parse_namespace(ns), key)
+        namespace, full_key = _resolve_namespace_and_key(database.store, parse_namespace(ns), key)
         database.store.delete(namespace, full_key)
     print_text(f"{full_key!r} in {format_namespace(namespace)} is deleted")
 
@@ -369,4 +369,4 @@ def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption =
         count = database.store.reembed(
             lambda count, total: update_progress(count / total if total else None, count)
         )
-    print_result({"items": count}, json, f"{format_count(count, 'item')} got new vectors")
+    print_json_or_sentence({"items": count}, json, f"{format_count(count, 'item')} got new vectors")

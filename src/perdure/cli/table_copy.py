@@ -721,10 +721,10 @@ class DatabaseCopy:
         target.database.write(partial(target.store_settings_after_copy, settings))
         differing = set[str]()
         for table in source.tables:
-            differing |= yield from self._find_differing_owners(source, target, table)
+            differing |= yield from self._find_owners_of_differing_rows(source, target, table)
         return sorted(differing)
 
-    def _find_differing_owners(
+    def _find_owners_of_differing_rows(
         self, source: Tables, target: Tables, table: Table
     ) -> Flow[set[str]]:
         """Return the owners of rows that exist in only one of the two databases.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -27,15 +27,15 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import (
     format_age,
+    format_as_single_line,
     format_count,
     format_date,
-    format_line,
     print_json,
+    print_json_or_sentence,
+    print_json_or_table,
     print_note,
-    print_result,
-    print_rows,
-    print_scrub_result,
     print_text,
+    print_whether_deleted_bytes_remain,
     progress_bar,
     show_status,
 )
@@ -103,16 +103,16 @@ def threads(
     with open_database(db, allow_read_only=True) as database:
         heads = _find_matching_heads(database, (text or "").casefold(), user, status, limit + 1)
         pairs = [
-            pair
+            (head, thread_json)
             for head in heads[:limit]
-            for pair in _iter_thread_json_unless_deleted(database, head)
+            if (thread_json := _build_thread_json_or_none(database, head)) is not None
         ]
         cells: dict[str, list[Any]] = {
             "id": [
                 shorten_thread_id(database, head.thread_id, is_whole=ids or json)
                 for head, _ in pairs
             ],
-            "title": [format_line(head.title, _MAX_TITLE) for head, _ in pairs],
+            "title": [format_as_single_line(head.title, _MAX_TITLE) for head, _ in pairs],
             "messages": [row["messages"] for _, row in pairs],
             "last activity": [format_age(row["active_at"]) for _, row in pairs],
             "status": [row["status"] for _, row in pairs],
@@ -122,7 +122,9 @@ def threads(
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
     empty_note = _describe_conditions(text, user, status)
-    print_rows([row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=empty_note)
+    print_json_or_table(
+        [row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=empty_note
+    )
     if len(heads) > limit:
         print_note(f"there are more than {limit} threads; pass --limit N to list more")
     if empty_note and not pairs:
@@ -182,7 +184,8 @@ def _print_search_results(
         print_json([asdict(hit) for hit in hits])
     for hit, thread_id in () if json else zip(hits, thread_ids, strict=True):
         print_text(
-            f"{thread_id}  {format_date(hit.at)}  {format_line(hit.title, _MAX_TITLE)}", "bold"
+            f"{thread_id}  {format_date(hit.at)}  {format_as_single_line(hit.title, _MAX_TITLE)}",
+            "bold",
         )
         print_text(f"  {hit.role}: {hit.marked}")
     if hits.unread:
@@ -258,33 +261,32 @@ def find_person_of_thread(
     return str(person)
 
 
-def _iter_thread_json_unless_deleted(
+def _build_thread_json_or_none(
     database: CommandDatabase, head: ThreadHead
-) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """Yield one pair, the head and the dict that `--json` prints for its thread.
+) -> dict[str, Any] | None:
+    """Return the dict that `--json` prints for a thread.
 
-    Nothing is yielded if another process has deleted the thread.
+    Return None if another process has deleted the thread.
     """
     from perdure.checkpointers.owner_record import may_owners_be_organisations
     from perdure.checkpointers.titles import read_import_metadata
 
-    with suppress(UnknownThread):
+    try:
         info = asdict(database.saver.thread(head.thread_id))
         title = read_import_metadata(database.saver, head.thread_id, head.metadata).get("title")
         are_organisations = may_owners_be_organisations(database.saver)
-        person = find_person_of_thread(head.metadata, {} if are_organisations else head.metadata)
-        yield (
-            head,
-            {
-                **info,
-                "title": title,
-                "user": head.owner,
-                "person": person or None,
-                "status": head.status.state,
-                "next": head.status.next,
-                "waits_for_answers_to": [question for _, question in head.status.questions],
-            },
-        )
+    except UnknownThread:
+        return None
+    person = find_person_of_thread(head.metadata, {} if are_organisations else head.metadata)
+    return {
+        **info,
+        "title": title,
+        "user": head.owner,
+        "person": person or None,
+        "status": head.status.state,
+        "next": head.status.next,
+        "waits_for_answers_to": [question for _, question in head.status.questions],
+    }
 
 
 # -- branches
@@ -377,9 +379,9 @@ def delete(
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
     result = {"threads": ids, "messages": message_count, "memories": memory_count, "clean": clean}
-    print_result(result, json, f"deleted {counts}: {names}")
+    print_json_or_sentence(result, json, f"deleted {counts}: {names}")
     if not json:
-        print_scrub_result(clean)
+        print_whether_deleted_bytes_remain(clean)
         print_note("quotations in other threads are kept")
 
 
@@ -396,5 +398,5 @@ def _count_messages(database: CommandDatabase, thread_id: str) -> int:
 def _format_thread_name(database: CommandDatabase, thread_id: str) -> str:
     """Return the thread's id, followed by its title if it has one."""
     head = database.saver.head(thread_id)
-    title = format_line(head.title, _MAX_TITLE) if head is not None else ""
+    title = format_as_single_line(head.title, _MAX_TITLE) if head is not None else ""
     return f"{thread_id!r} ({title})" if title else repr(thread_id)

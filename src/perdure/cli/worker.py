@@ -76,7 +76,7 @@ def worker(
         finished.append(job)
         print_json(asdict(job), indent=None) if json else print_text(str(job))
 
-    with open_database(db) as opened_database, _print_background_warnings():
+    with open_database(db) as opened_database, _print_extraction_logs_during_block():
         settings = opened_database.settings
         if database is not None and is_dsn(settings.db) and is_dsn(database):
             opened_database.direct_dsn = database
@@ -154,7 +154,7 @@ def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _print_background_warnings() -> Iterator[None]:
+def _print_extraction_logs_during_block() -> Iterator[None]:
     """Print log records from background extraction to stderr while the context is open."""
     from perdure.memory.extraction import ExtractionJob
 

@@ -9,7 +9,7 @@ explicitly allowed is denied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final, Literal, Protocol, TypeVar, get_args
@@ -241,17 +241,17 @@ def permit_and_build_filter_for_own_data(
     return {}
 
 
-def set_required_action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
+def set_required_action(action: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Return a decorator that sets the action for which callers of an endpoint need permission.
 
     `create_app` raises TypeError if an endpoint does not have this decorator.
 
     Args:
-        name: The action, or None for an endpoint that anyone may call.
+        action: The action, or None for an endpoint that anyone may call.
     """
 
     def set_action(endpoint: Endpoint) -> Endpoint:
-        endpoint.action = name  # type: ignore[attr-defined]
+        endpoint.action = action  # type: ignore[attr-defined]
         return endpoint
 
     return set_action
@@ -264,7 +264,7 @@ An endpoint with this decorator has no access to a database.
 """
 
 
-def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
+def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
     A dict contains the expected dict if it has all the expected keys, and the value of each of
@@ -282,17 +282,17 @@ def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], boo
             f"the metadata {expected!r:.80} has {count} lists and objects nested in lists; "
             f"expected at most {_MAX_NESTED_IN_LISTS}"
         )
-    return _build_unlimited_predicate_for_json_that_contains(expected)
+    return _build_json_containment_predicate_without_limit(expected)
 
 
-def _build_unlimited_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
-    """Implement `build_predicate_for_json_that_contains`, without the limit on nested lists.
+def _build_json_containment_predicate_without_limit(expected: Any) -> Callable[[Any], bool]:
+    """Implement `build_json_containment_predicate`, without the limit on nested lists.
 
     The function is recursive: it calls itself for each part of the expected value.
     """
     if isinstance(expected, Mapping):
         field_checks = {
-            name: _build_unlimited_predicate_for_json_that_contains(value)
+            name: _build_json_containment_predicate_without_limit(value)
             for name, value in expected.items()
         }
         return lambda value: (
@@ -300,21 +300,21 @@ def _build_unlimited_predicate_for_json_that_contains(expected: Any) -> Callable
             and all(name in value and holds(value[name]) for name, holds in field_checks.items())
         )
     if isinstance(expected, list):
-        expected_keys = _build_comparison_keys_of_scalars(expected)
+        expected_keys = _build_hashable_keys_of_scalars(expected)
         part_checks = [
-            _build_unlimited_predicate_for_json_that_contains(value)
+            _build_json_containment_predicate_without_limit(value)
             for value in expected
             if not isinstance(value, _SCALAR_TYPES)
         ]
         return lambda value: (
             isinstance(value, list)
-            and expected_keys <= _build_comparison_keys_of_scalars(value)
+            and expected_keys <= _build_hashable_keys_of_scalars(value)
             and all(any(map(holds, value)) for holds in part_checks)
         )
     return lambda value: bool(value == expected)
 
 
-def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
+def _build_hashable_keys_of_scalars(values: list[Any]) -> set[Hashable]:
     """Return a hashable key for each string, number and null in a list.
 
     Equal values have equal keys. The key for a number contains the number as a string. Python
@@ -323,14 +323,12 @@ def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
     time.
     """
     return {
-        _build_comparison_key_of_scalar(value)
-        for value in values
-        if isinstance(value, _SCALAR_TYPES)
+        _build_hashable_key_of_scalar(value) for value in values if isinstance(value, _SCALAR_TYPES)
     }
 
 
-def _build_comparison_key_of_scalar(value: str | float | None) -> Any:
-    """Return the comparison key for a single value; see `_build_comparison_keys_of_scalars`."""
+def _build_hashable_key_of_scalar(value: str | float | None) -> Hashable:
+    """Return the hashable key for a single value; see `_build_hashable_keys_of_scalars`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
@@ -353,15 +351,15 @@ def _count_containers_nested_in_lists(value: Any, is_in_list: bool = False) -> i
 def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
     """Return whether the metadata of a thread, cron or assistant matches a filter."""
     return all(
-        _matches_condition(metadata.get(name), condition) for name, condition in filter.items()
+        _meets_filter_condition(metadata.get(name), condition) for name, condition in filter.items()
     )
 
 
-def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
+def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
     """Raise Forbidden if the user could not access a thread, cron or assistant with this metadata.
 
     Args:
-        noun: The kind of the object for the error message, such as `a thread`.
+        object_noun: The kind of the object for the error message, such as `a thread`.
         metadata: The new metadata of the object.
         filter: The conditions that the metadata must meet.
 
@@ -370,19 +368,21 @@ def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter)
     """
     if not matches_filter(metadata, filter):
         raise Forbidden(
-            f"{noun} with the metadata {dict(metadata)!r:.200} would not be accessible to you; "
-            "change the metadata"
+            f"{object_noun} with the metadata {dict(metadata)!r:.200} would not be accessible to "
+            "you; change the metadata"
         )
 
 
-def _matches_condition(value: Any, condition: Any) -> bool:
+def _meets_filter_condition(metadata_value: Any, condition: Any) -> bool:
     """Return whether a metadata value meets the condition of a filter."""
     match condition:
         case {"$eq": equal, **others} if not others:
-            return bool(value == equal)
-        case {"$contains": contained, **others} if not others and isinstance(value, list | tuple):
+            return bool(metadata_value == equal)
+        case {"$contains": contained, **others} if not others and isinstance(
+            metadata_value, list | tuple
+        ):
             return all(
-                element in value
+                element in metadata_value
                 for element in (contained if isinstance(contained, list | tuple) else [contained])
             )
-    return not isinstance(condition, Mapping) and bool(value == condition)
+    return not isinstance(condition, Mapping) and bool(metadata_value == condition)

@@ -28,12 +28,15 @@ from perdure.server.access import (
     Action,
     Forbidden,
     Refused,
-    build_predicate_for_json_that_contains,
+    build_json_containment_predicate,
     matches_filter,
     require_filter_match,
     set_required_action,
 )
-from perdure.server.api_runs import act_for_context_user, check_run_request_and_get_start_function
+from perdure.server.api_runs import (
+    act_for_user_named_in_context,
+    check_run_request_and_get_start_function,
+)
 from perdure.server.assistants import find_default_assistant, get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId, SortedPage
 from perdure.server.reply import JSONReply
@@ -155,7 +158,7 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
         matches_filter(cron.content["metadata"], call.filter)
-        or await _is_on_own_thread(call, cron, "threads:update")
+        or await _is_cron_on_own_thread(call, cron, "threads:update")
     ):
         raise _unknown_cron_error(cron_id)
     await CronTable(call.saver).delete(cron)
@@ -203,7 +206,7 @@ async def _check_cron_request_and_build_row(
     next_at = await asyncio.to_thread(body.next_time, time.time())
     run_call, identity = (
         call.with_action("threads:create_run"),
-        act_for_context_user(call, body).identity,
+        act_for_user_named_in_context(call, body).identity,
     )
     await check_run_request_and_get_start_function(
         run_call, runs, body.model_copy(), previous_row.thread_id
@@ -233,7 +236,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     cron = await CronTable(call.saver).get(cron_id)
     if cron is not None and matches_filter(cron.content["metadata"], call.filter):
         return cron
-    if cron is not None and await _is_on_own_thread(call, cron, "threads:read"):
+    if cron is not None and await _is_cron_on_own_thread(call, cron, "threads:read"):
         raise Forbidden(
             f"the cron {cron_id!r} on your thread belongs to another user; only its owner can "
             "change it, but you can delete it"
@@ -241,7 +244,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     raise _unknown_cron_error(cron_id)
 
 
-async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
+async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
     """Return whether a cron is bound to a thread whose runs use the caller's memories.
 
     Return False if the caller may not perform the action on the thread.
@@ -283,8 +286,8 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
     """
     permitted = await call.authorize_arguments(filters.model_dump())
     # An authorization handler may have added the owner to the metadata.
-    is_permitted = build_predicate_for_json_that_contains(permitted["metadata"] or {})
-    matches_metadata = build_predicate_for_json_that_contains(filters.metadata)
+    is_permitted = build_json_containment_predicate(permitted["metadata"] or {})
+    matches_metadata = build_json_containment_predicate(filters.metadata)
     default = find_default_assistant(runs.graphs, filters.assistant_id or "")
     assistant_id = default["assistant_id"] if default else filters.assistant_id
     crons = [

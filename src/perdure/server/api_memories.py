@@ -71,7 +71,7 @@ async def list_memories(
     With `as_of`, list the memories that were valid at that time.
     """
     arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _open_permitted_memories(call, arguments, team)
+    memories, config = await _authorize_and_build_collection_and_config(call, arguments, team)
     options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
     return await build_json_reply(await memories.alist(**options, config=config))
 
@@ -112,8 +112,10 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
         "value": {"memory": body.memory, "kind": body.kind},
         "index": None,
     }
-    memories, config = await _open_permitted_memories(call, arguments, team, kind=body.kind)
-    provenance = _build_team_provenance(call, team)
+    memories, config = await _authorize_and_build_collection_and_config(
+        call, arguments, team, kind=body.kind
+    )
+    provenance = _build_provenance_of_team_memory(call, team)
     outcome = await memories.ainsert(
         body.memory, key=body.key, provenance=provenance, config=config
     )
@@ -131,11 +133,11 @@ async def change_memory(
     With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
     is valid until the time `at`, or until now if `at` is missing.
     """
-    memories, config = await _open_permitted_memories(
+    memories, config = await _authorize_and_build_collection_and_config(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
     options: JSONObject = {"if_version": body.if_version, "config": config}
-    options["provenance"] = _build_team_provenance(call, team)
+    options["provenance"] = _build_provenance_of_team_memory(call, team)
     if body.supersede:
         return await build_json_reply(
             await memories.asupersede(key, body.memory, at=body.at, **options)
@@ -147,13 +149,13 @@ async def change_memory(
 @set_required_action("store:delete")
 async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
     """Erase a memory with all its versions, and return the receipt."""
-    memories, config = await _open_permitted_memories(call, {"key": key}, team)
+    memories, config = await _authorize_and_build_collection_and_config(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record_for_audit(hashes=receipt.hashes)
     return await build_json_reply(receipt)
 
 
-async def _open_permitted_memories(
+async def _authorize_and_build_collection_and_config(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """Check that the caller may perform the action, and return the memories it applies to.
@@ -173,7 +175,7 @@ async def _open_permitted_memories(
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 
-def _build_team_provenance(call: Call, team: str | None) -> Provenance | None:
+def _build_provenance_of_team_memory(call: Call, team: str | None) -> Provenance | None:
     """Return the provenance of a team memory. Return None for a memory of the user."""
     if team is None:
         return None

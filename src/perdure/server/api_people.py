@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from perdure import people
 from perdure.checkpointers.person_rows import PersonRows
-from perdure.effects import arun
+from perdure.effects import arun_operation
 from perdure.errors import UnknownThread
 from perdure.memory.person_namespaces import CHAT_LABEL, find_person_namespaces
 from perdure.memory.records import RESERVED_LABEL, StoreAdapter
@@ -49,7 +49,7 @@ class PermittedPerson(NamedTuple):
     options: dict[str, Any]
 
 
-async def permit_person(
+async def authorize_export_or_erasure_of_person(
     call: Call, user: str, store_action: Action = _READ_ACTION
 ) -> PermittedPerson:
     """Check that the caller may export or erase everything that belongs to a person.
@@ -80,7 +80,7 @@ async def permit_person(
     # Users may choose any thread id, so a thread id does not prove that a conversation belongs to
     # the person. Therefore, only an admin may access conversations by thread id.
     conversations = threads if call.identity.is_admin else None
-    person_namespaces = await arun(
+    person_namespaces = await arun_operation(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
     )
     for namespace in dict.fromkeys((("memories", user), *person_namespaces.own)):
@@ -147,7 +147,7 @@ def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) ->
     The given report is not changed.
     """
     visible = {"/".join(namespace) for namespace in person.other_namespaces}
-    return people.limit_to_namespaces(report, visible)
+    return people.limit_report_to_namespaces(report, visible)
 
 
 def build_report_json(report: people.Report) -> JSONObject:
@@ -172,7 +172,9 @@ def _build_part_json(part: people.Part) -> JSONObject:
 async def show_person(call: CurrentCall, user: PathId) -> Response:
     """Return a report of what `DELETE` would erase, without erasing anything."""
     return await build_json_reply(
-        build_report_json(await plan_person_erasure(call, await permit_person(call, user)))
+        build_report_json(
+            await plan_person_erasure(call, await authorize_export_or_erasure_of_person(call, user))
+        )
     )
 
 
@@ -180,7 +182,7 @@ async def show_person(call: CurrentCall, user: PathId) -> Response:
 @set_required_action("threads:read")
 async def export_person(call: CurrentCall, user: PathId) -> Response:
     """Export everything that belongs to a person as JSON Lines."""
-    person = await permit_person(call, user)
+    person = await authorize_export_or_erasure_of_person(call, user)
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
@@ -209,6 +211,6 @@ async def delete_person(
     With `hand_over`, memories that the person wrote for teams are kept, but the person's name is
     removed.
     """
-    person = await permit_person(call, user, _ERASE_ACTION)
+    person = await authorize_export_or_erasure_of_person(call, user, _ERASE_ACTION)
     person.options["hand_over"] = hand_over
     return await build_json_reply(build_report_json(await erase_person(call, runs, person)))

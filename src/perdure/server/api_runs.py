@@ -155,7 +155,7 @@ ReplayableRun = Annotated[Run, Depends(get_replayable_run)]
 async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and stream its events."""
     cancels = run.request.on_disconnect == "cancel"
-    return _build_stream(run, _iter_frames(run, runs, request, cancels, is_new=True))
+    return _build_stream(run, _iter_sse_frames_of_run(run, runs, request, cancels, is_new=True))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -163,8 +163,8 @@ async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Res
 @set_required_action("threads:create_run")
 async def wait_for_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and reply with its output."""
-    return await _reply_with_output(
-        run, runs, request, cancels=run.request.on_disconnect == "cancel"
+    return await _wait_and_reply_with_output(
+        run, runs, request, cancels_on_disconnect=run.request.on_disconnect == "cancel"
     )
 
 
@@ -254,7 +254,7 @@ async def get_run(run: RequestedRun) -> Response:
 @set_required_action("threads:read")
 async def join_run(run: RequestedRun, runs: ServerRuns, request: Request) -> Response:
     """Wait until a run has ended, and reply with its output."""
-    return await _reply_with_output(run, runs, request)
+    return await _wait_and_reply_with_output(run, runs, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -285,7 +285,10 @@ async def join_run_stream(
     modes |= _MESSAGES if modes & _MESSAGES else set()
     cancels = cancel_on_disconnect and not request.state.head
     return _build_stream(
-        run, _iter_frames(run, runs, request, cancels, last, modes and modes | {METADATA_EVENT})
+        run,
+        _iter_sse_frames_of_run(
+            run, runs, request, cancels, last, modes and modes | {METADATA_EVENT}
+        ),
     )
 
 
@@ -391,7 +394,7 @@ async def check_run_request_and_get_start_function(
         uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4()
     )
     thread_id = thread_id or new_thread_id
-    call = act_for_context_user(call, body)
+    call = act_for_user_named_in_context(call, body)
     body.check_reserved_names(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check_url(body.webhook)
@@ -414,7 +417,7 @@ async def check_run_request_and_get_start_function(
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
-        permitted_thread = await _find_thread_of_person(call, arguments)
+        permitted_thread = await _find_thread_for_run_on_behalf_of_person(call, arguments)
         may_create = may_create and permitted_thread is None
     if permitted_thread is None and (body.checkpoint_ids_by_namespace or not may_create):
         permitted_thread = await threads.get_permitted_row(thread_id)
@@ -431,7 +434,7 @@ async def check_run_request_and_get_start_function(
         deletes_thread = temporary and body.on_completion == "delete"
         graph, options = assistant["graph_id"], dict[str, Any](temporary=deletes_thread)
         options["recorded"] = recorded and not deletes_thread
-        sender = _build_sender(call.identity, body, due, author)
+        sender = _build_run_sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
         known_person = None if thread is None else threads.find_person(thread)
         person = call.identity.acting_for or known_person
@@ -463,7 +466,7 @@ async def _refuse_malformed_input_messages(
         refuse_malformed_messages(graph, suspects)
 
 
-def act_for_context_user(call: Call, body: RunRequest) -> Call:
+def act_for_user_named_in_context(call: Call, body: RunRequest) -> Call:
     """Return a copy of a call that acts on behalf of the person named in a run's context.
 
     If the context names no other person, return the call itself instead of a copy.
@@ -478,7 +481,9 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
     return call if identity is call.identity else call.with_identity(identity)
 
 
-async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
+async def _find_thread_for_run_on_behalf_of_person(
+    call: Call, run_arguments: dict[str, Any]
+) -> ListedThread | None:
     """Return the existing thread for a run that a caller starts on behalf of another person.
 
     If the person has access to the thread, return the thread. If only the caller has access to it,
@@ -488,13 +493,13 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
     Raises:
         Forbidden: The thread belongs to another person.
     """
-    thread_id, person = arguments["thread_id"], call.identity.acting_for
+    thread_id, person = run_arguments["thread_id"], call.identity.acting_for
     try:
         thread = await call.threads.get_permitted_row(thread_id)
     except UnknownThread:
         own_call = call.without_acting_for()
         with suppress(Refused, UnknownThread):
-            await own_call.authorize_arguments(arguments)
+            await own_call.authorize_arguments(run_arguments)
             thread = await own_call.threads.get_permitted_row(thread_id)
             is_own = thread.metadata.get("owner") in (None, own_call.identity.user)
             if thread.head_metadata is None and is_own:
@@ -509,8 +514,8 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
     return thread
 
 
-def _build_sender(
-    identity: Identity, body: RunRequest, due: DueCron | None, author: str | None
+def _build_run_sender(
+    identity: Identity, body: RunRequest, due_cron: DueCron | None, author: str | None
 ) -> Sender:
     """Return the sender of a run.
 
@@ -522,7 +527,7 @@ def _build_sender(
     deed = "answered" if is_answer else "continued"
     if message_author is not None:
         deed = "said" if identity.acting_for is None else "sent"
-    if due is not None:
+    if due_cron is not None:
         deed = "scheduled"
     return Sender(
         identity.user, identity.acting_for, identity.may_act_for_others, message_author, deed
@@ -565,13 +570,13 @@ def _build_stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
     return build_event_stream(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
 
-async def _iter_frames(
+async def _iter_sse_frames_of_run(
     run: Run,
     runs: Runs,
     request: Request,
-    cancels: bool,
-    last: int | None = None,
-    modes: Collection[str] = (),
+    cancels_on_disconnect: bool,
+    last_received_event: int | None = None,
+    stream_modes: Collection[str] = (),
     *,
     is_new: bool = False,
 ) -> AsyncGenerator[bytes, None]:
@@ -581,16 +586,16 @@ async def _iter_frames(
         run: The run.
         runs: The runs of the server.
         request: The request of the reader.
-        cancels: Whether the run is cancelled if the reader disconnects.
-        last: The number of the last event that the reader has received, or None.
-        modes: The stream modes whose events are sent. If no stream mode is given, all events are
-            sent.
+        cancels_on_disconnect: Whether the run is cancelled if the reader disconnects.
+        last_received_event: The number of the last event that the reader has received, or None.
+        stream_modes: The stream modes whose events are sent. If no stream mode is given, all events
+            are sent.
         is_new: Whether the request has just started the run.
     """
-    if last is None:
+    if last_received_event is None:
         yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
     position = (
-        0 if is_new else last,
+        0 if is_new else last_received_event,
         partial(require_valid_credentials_of_same_user, request),
         run.seq_range,
     )
@@ -600,14 +605,16 @@ async def _iter_frames(
             identity, run.thread_key, run.log, *position, is_new=is_new
         ):
             for part in iter_sse_chunks(
-                each for each in entries if not modes or get_stream_mode(each.kind) in modes
+                each
+                for each in entries
+                if not stream_modes or get_stream_mode(each.kind) in stream_modes
             ):
                 yield part
         await run.wait_until_ended()
         if run.status in LIVE_STATES:
             raise LookupError(SERVER_CLOSING)
     except (LookupError, Refused) as exc:
-        cancels, error_name = (
+        cancels_on_disconnect, error_name = (
             False,
             "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__,
         )
@@ -616,21 +623,22 @@ async def _iter_frames(
         )
         return
     except StreamCut:
-        cancels = False
+        cancels_on_disconnect = False
         raise
     finally:
-        if cancels:
+        if cancels_on_disconnect:
             run.cancel()
     if run.error:
         yield build_frame("error", run.error)
 
 
-async def _reply_with_output(
-    run: Run, runs: Runs, request: Request, *, cancels: bool = False
+async def _wait_and_reply_with_output(
+    run: Run, runs: Runs, request: Request, *, cancels_on_disconnect: bool = False
 ) -> Response:
     """Wait until the run has ended, and respond with its output.
 
-    If `cancels` is true, the run is cancelled if the client disconnects before the run has ended.
+    If `cancels_on_disconnect` is true, the run is cancelled if the client disconnects before the
+    run has ended.
     """
 
     async def wait_for_disconnect() -> None:
@@ -648,7 +656,7 @@ async def _reply_with_output(
         finally:
             disconnect.cancel()
             run_end.cancel()
-            if cancels:
+            if cancels_on_disconnect:
                 run.cancel()
         if run.has_ended and run.status in LIVE_STATES:
             raise Refused(
@@ -687,7 +695,9 @@ class RunEvents:
         # The events of the mode `events` contain the prompt, and so the memories of this person.
         person = config["configurable"].get("user_id") or ""
         stream_parts = (
-            partial(self._iter_event_parts, person) if "events" in modes else Pregel.astream
+            partial(self._stream_graph_and_log_events, person)
+            if "events" in modes
+            else Pregel.astream
         )
         # Close the graph's stream explicitly. Without `aclosing`, the stream's cleanup code would
         # run only when the stream is garbage-collected.
@@ -695,7 +705,7 @@ class RunEvents:
             async for part in parts:
                 self._log_stream_part(run, part)
 
-    async def _iter_event_parts(
+    async def _stream_graph_and_log_events(
         self, person: str, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Call `graph.astream_events`, and yield the same chunks as `graph.astream` would.
@@ -716,10 +726,10 @@ class RunEvents:
                     part["interrupts"] = data.pop("__interrupt__", ())
                 yield part
 
-    def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+    def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return an empty list, because clients learn of the run's end from its database row.
 
-        Implements `Player.build_closing_events`.
+        Implements `Player.build_run_end_events`.
         """
         return []
 
@@ -807,16 +817,16 @@ def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) ->
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():
-        reduced[name] = _reduce_config_to_checkpoint_ref(reduced[name])
+        reduced[name] = _keep_only_checkpoint_ids(reduced[name])
     if "tasks" in reduced:
         reduced["tasks"] = [
-            {**task, "state": _reduce_config_to_checkpoint_ref(task.get("state"))}
+            {**task, "state": _keep_only_checkpoint_ids(task.get("state"))}
             for task in reduced["tasks"]
         ]
     return reduced
 
 
-def _reduce_config_to_checkpoint_ref(config: Any) -> Any:
+def _keep_only_checkpoint_ids(config: Any) -> Any:
     """Reduce a config to the ids of its checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config

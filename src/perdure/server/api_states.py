@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.thread_list import ListedThread
-from perdure.effects import arun
+from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import set_required_action
@@ -116,10 +116,10 @@ async def get_state_at(
     )
     await call.require_model_view_access(thread_id, config["configurable"]["checkpoint_ns"])
     checkpoint = await get_checkpoint(call, config)
-    async with _open_graph(runs, call, thread) as graph:
+    async with _open_graph_of_thread(runs, call, thread) as graph:
         state = None
         if graph is not None:
-            with _suppress_reducer_errors():
+            with _log_and_suppress_reducer_errors():
                 state = await graph.aget_state(config, subgraphs=body.subgraphs)
         if state is None:
             state = await _read_state_without_graph(call, checkpoint, config)
@@ -178,10 +178,10 @@ async def search_history(
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
     options: JSONObject = {"limit": body.limit, "filter": body.metadata}
     options["before"] = build_checkpoint_config(thread_id, before) if before else None
-    async with _open_graph(runs, call, thread) as graph:
+    async with _open_graph_of_thread(runs, call, thread) as graph:
         states = None
         if graph is not None:
-            with _suppress_reducer_errors():
+            with _log_and_suppress_reducer_errors():
                 states = [state async for state in graph.aget_state_history(config, **options)]
         if states is None:
             states = [
@@ -248,7 +248,10 @@ async def update_thread_state(
     """
     thread_id = thread.thread_id
     steps = [[update.to_state_update() for update in step.updates] for step in supersteps]
-    async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
+    async with (
+        _open_graph_of_thread(runs, call, thread) as graph,
+        call.threads.lock_for_change(thread_id),
+    ):
         # Read the thread again. This raises UnknownThread if the thread has been deleted.
         thread = await call.threads.get_permitted_row(thread_id)
         await get_checkpoint(call, config)
@@ -258,7 +261,7 @@ async def update_thread_state(
                 f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
                 "be updated; set graph_id in its metadata to a graph that is served"
             )
-        sender, person = _choose_sender_and_person(runs, call, thread)
+        sender, person = _build_sender_and_choose_person(runs, call, thread)
         person_metadata = person.build_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
         marker = person.build_message_marker(sender, thread_id, sent_values)
@@ -291,7 +294,7 @@ async def update_thread_state(
 
 
 @asynccontextmanager
-async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
+async def _open_graph_of_thread(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
     """Yield the thread's compiled graph, or None if this server does not serve the graph."""
     name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
@@ -307,7 +310,7 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
 
 
 @contextmanager
-def _suppress_reducer_errors() -> Iterator[None]:
+def _log_and_suppress_reducer_errors() -> Iterator[None]:
     """Log an error that a reducer raises, and suppress it, so that the state can still be read.
 
     langgraph stores the input and the results of nodes before it applies them to the state. If a
@@ -326,7 +329,7 @@ def _suppress_reducer_errors() -> Iterator[None]:
         )
 
 
-def _choose_sender_and_person(
+def _build_sender_and_choose_person(
     runs: Runs, call: Call, thread: ListedThread
 ) -> tuple[Sender, Person]:
     """Return the user who sent an update and the person to whom the thread belongs.
@@ -474,7 +477,9 @@ async def _read_state_without_graph(
         for task in status.tasks
     )
     return StateSnapshot(
-        values=exclude_internal_channels(await arun(read_channel_values(call.saver, checkpoint))),
+        values=exclude_internal_channels(
+            await arun_operation(read_channel_values(call.saver, checkpoint))
+        ),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=checkpoint.config,
         metadata=checkpoint.metadata,

@@ -63,7 +63,9 @@ class NamespaceSearch(BaseModel):
 async def put_item(call: CurrentCall, body: NewItem) -> None:
     """Store an item. An existing item gets a new version."""
     field_names = {"key", "value", "index"}
-    arguments = await _permit_arguments(call, body.namespace, body.model_dump(include=field_names))
+    arguments = await _authorize_store_arguments(
+        call, body.namespace, body.model_dump(include=field_names)
+    )
     if arguments["value"] is None:
         raise InvalidValue("the value is None; expected an object. To remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
@@ -93,7 +95,7 @@ async def get_item(
     contains a dot, the client must send one `namespace` parameter per label instead.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
-    arguments = await _permit_arguments(call, labels, {"key": key})
+    arguments = await _authorize_store_arguments(call, labels, {"key": key})
     item = await call.store.aget(arguments["namespace"], arguments["key"], refresh_ttl=refresh_ttl)
     return await build_json_reply(None if item is None else item.dict())
 
@@ -102,7 +104,7 @@ async def get_item(
 @set_required_action("store:delete")
 async def delete_item(call: CurrentCall, body: ItemKey) -> None:
     """Delete an item. Its old versions stay in the history."""
-    arguments = await _permit_arguments(call, body.namespace, {"key": body.key})
+    arguments = await _authorize_store_arguments(call, body.namespace, {"key": body.key})
     await call.store.adelete(arguments["namespace"], arguments["key"])
 
 
@@ -114,7 +116,7 @@ async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
     With a query, the items are sorted by relevance.
     """
     field_names = {"filter", "limit", "offset", "query"}
-    arguments = await _permit_arguments(
+    arguments = await _authorize_store_arguments(
         call, body.namespace_prefix, body.model_dump(include=field_names)
     )
     options = {name: arguments[name] for name in field_names}
@@ -131,7 +133,7 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     """List the namespaces that have items."""
     requested = body.model_dump(exclude={"prefix", "suffix"})
     requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
-    arguments = await _permit_arguments(call, body.prefix, requested)
+    arguments = await _authorize_store_arguments(call, body.prefix, requested)
     prefix = arguments.pop("namespace")
     visible = await call.list_visible_store_rows(
         call.store.alist_namespaces, prefix=prefix, **arguments
@@ -139,8 +141,8 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     return await build_json_reply({"namespaces": visible})
 
 
-async def _permit_arguments(
-    call: Call, namespace: list[str] | None, requested: JSONObject
+async def _authorize_store_arguments(
+    call: Call, namespace: list[str] | None, other_arguments: JSONObject
 ) -> JSONObject:
     """Check that the caller may perform the action, and return the arguments to use.
 
@@ -149,10 +151,10 @@ async def _permit_arguments(
     Args:
         call: The request.
         namespace: The requested namespace, or None for all namespaces.
-        requested: The other arguments of the action.
+        other_arguments: The other arguments of the action.
     """
     labels = None if namespace is None else tuple(namespace)
-    arguments = await call.authorize_arguments({"namespace": labels, **requested})
+    arguments = await call.authorize_arguments({"namespace": labels, **other_arguments})
     if arguments["namespace"] is not None:
         arguments["namespace"] = tuple(arguments["namespace"])
     return arguments

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
-from perdure.effects import arun
+from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import build_predicate_for_json_that_contains, set_required_action
+from perdure.server.access import build_json_containment_predicate, set_required_action
 from perdure.server.api_states import (
     Superstep,
     build_checkpoint_config,
@@ -160,11 +160,13 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     Threads are sorted by last activity, most recent first, unless the request specifies another
     order.
     """
-    filters = await _apply_auth_handlers_to_filters(call, body)
+    filters = await _authorize_thread_filters(call, body)
     page = filters.pop("limit"), filters.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
-        threads = await _search_by_values(call, ThreadQuery(**filters), body.values, *page)
+        threads = await _search_threads_by_state_values(
+            call, ThreadQuery(**filters), body.values, *page
+        )
     else:
         threads = await call.threads.search(ThreadQuery(**filters), *page)
         if not fields or "values" in fields or body.extract:
@@ -186,9 +188,11 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
 @set_required_action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
     """Count the threads that match the filters."""
-    query = ThreadQuery(**await _apply_auth_handlers_to_filters(call, body))
+    query = ThreadQuery(**await _authorize_thread_filters(call, body))
     if body.values:
-        return len(await _search_by_values(call, query, body.values, MAX_THREADS_READ, 0))
+        return len(
+            await _search_threads_by_state_values(call, query, body.values, MAX_THREADS_READ, 0)
+        )
     return await call.threads.count(query)
 
 
@@ -284,7 +288,7 @@ async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     return await _reply_with_values(call, copied)
 
 
-async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JSONObject:
+async def _authorize_thread_filters(call: Call, body: ThreadFilters) -> JSONObject:
     """Check that a search for threads is permitted, and return the filters to apply.
 
     An authorization handler may have added conditions to the `metadata` filter.
@@ -295,8 +299,8 @@ async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JS
     return {name: permitted[name] for name in filters if name != "values"}
 
 
-async def _search_by_values(
-    call: Call, query: ThreadQuery, values: JSONObject, limit: int, offset: int
+async def _search_threads_by_state_values(
+    call: Call, query: ThreadQuery, state_values: JSONObject, limit: int, offset: int
 ) -> list[Thread]:
     """Return one page of threads whose state contains the requested values.
 
@@ -305,7 +309,7 @@ async def _search_by_values(
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
     """
-    contains_values, matching = build_predicate_for_json_that_contains(values), list[Thread]()
+    contains_values, matching = build_json_containment_predicate(state_values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
         complete = await _add_state_values(call, thread)
@@ -343,7 +347,7 @@ async def _add_state_values(call: Call, thread: Thread) -> Thread:
     """Return a copy of the thread with the values of its latest state."""
     checkpoint = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
     values = (
-        exclude_internal_channels(await arun(read_channel_values(call.saver, checkpoint)))
+        exclude_internal_channels(await arun_operation(read_channel_values(call.saver, checkpoint)))
         if checkpoint
         else None
     )

@@ -252,7 +252,7 @@ def create_app(
     ):
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
-    _require_action_of_each_endpoint(app)
+    _check_endpoints_declare_actions(app)
     app.state.first_segments = None
     if custom is not None:
         app.state.first_segments = _collect_first_path_segments(app)
@@ -283,7 +283,7 @@ def _collect_first_path_segments(app: FastAPI) -> frozenset[str]:
     return frozenset(path.split("/")[1] for path in paths)
 
 
-def _require_action_of_each_endpoint(app: FastAPI) -> None:
+def _check_endpoints_declare_actions(app: FastAPI) -> None:
     """Raise TypeError if an endpoint does not declare the action that it performs."""
     for context in iter_route_contexts(app.routes):
         is_api_route = isinstance(context.original_route, APIRoute | APIWebSocketRoute)

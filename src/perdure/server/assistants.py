@@ -26,7 +26,7 @@ from perdure.server import api_threads
 from perdure.server.access import (
     Forbidden,
     Refused,
-    build_predicate_for_json_that_contains,
+    build_json_containment_predicate,
     matches_filter,
     require_filter_match,
     set_required_action,
@@ -93,10 +93,12 @@ class Assistants:
             UnknownAssistant: The assistant does not exist, or the caller has no access to it.
         """
         assistant = find_default_assistant(self._graphs, assistant_id)
-        if assistant is None and (row := await self._table.get(_canonicalize_id(assistant_id))):
+        if assistant is None and (
+            row := await self._table.get(_canonicalize_assistant_id(assistant_id))
+        ):
             assistant = _build_assistant(row)
         if assistant is None or not self._is_reachable(assistant):
-            raise unknown_assistant_error(self._graphs, assistant_id)
+            raise build_unknown_assistant_error(self._graphs, assistant_id)
         return assistant
 
     async def create(
@@ -140,13 +142,13 @@ class Assistants:
 
         def apply_changes(row: AssistantRow) -> dict[str, Any]:
             if not matches_filter(row.content["metadata"], self._filter):
-                raise unknown_assistant_error(self._graphs, assistant_id)
+                raise build_unknown_assistant_error(self._graphs, assistant_id)
             metadata = {**row.content["metadata"], **changes["metadata"]}
             return self._validate_content({**row.content, **changes, "metadata": metadata})
 
         row = await self._table.add_version(key, apply_changes)
         if row is None:
-            raise unknown_assistant_error(self._graphs, assistant_id)
+            raise build_unknown_assistant_error(self._graphs, assistant_id)
         return _build_assistant(row)
 
     async def list_versions(self, assistant_id: str) -> list[Assistant]:
@@ -183,7 +185,7 @@ class Assistants:
             *map(_build_default_assistant, self._graphs),
         ]
         matches_metadata, name_part = (
-            build_predicate_for_json_that_contains(filters.metadata),
+            build_json_containment_predicate(filters.metadata),
             filters.name.casefold(),
         )
         return [
@@ -220,7 +222,7 @@ class Assistants:
                 f"{default['graph_id']!r} and cannot be changed or deleted; create another "
                 "assistant of the graph"
             )
-        return _canonicalize_id(assistant_id)
+        return _canonicalize_assistant_id(assistant_id)
 
     def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Check an assistant's fields, and return a copy of them."""
@@ -252,7 +254,7 @@ def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | Non
     )
 
 
-def unknown_assistant_error(
+def build_unknown_assistant_error(
     graphs: Graphs, assistant_id: str, status: int = 404
 ) -> UnknownAssistant:
     """Return the error for an assistant that does not exist or that the caller may not access."""
@@ -279,7 +281,7 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
         await read_call.authorize_arguments({"assistant_id": assistant_id, "metadata": {}})
         assistant = await Assistants(read_call, graphs).get(assistant_id)
     except Refused as exc:
-        raise unknown_assistant_error(graphs, assistant_id, 422) from exc
+        raise build_unknown_assistant_error(graphs, assistant_id, 422) from exc
     if assistant["graph_id"] not in graphs:
         raise UnknownAssistant(
             f"assistant {assistant_id!r} belongs to the graph {assistant['graph_id']!r}, which is "
@@ -304,7 +306,7 @@ async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[st
     return graph_id
 
 
-def _canonicalize_id(assistant_id: str) -> str:
+def _canonicalize_assistant_id(assistant_id: str) -> str:
     """Convert an assistant's id to the canonical form in which ids are stored.
 
     If the id is invalid, return `""`, which is not the id of any assistant.
@@ -346,21 +348,21 @@ def _build_default_assistant(name: str) -> Assistant:
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 
 
-def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
+def _refuse_reserved_config_names(config_values: dict[str, Any]) -> dict[str, Any]:
     """Check that an assistant's `configurable` or context contains no reserved names.
 
     Only a run may set a reserved name such as `checkpoint_id`.
     """
-    for name, value in values.items():
+    for name, value in config_values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
                 f"{name!r} is {value!r:.80}, but only a run can set {name!r}, not an assistant; "
                 "remove it"
             )
-    return values
+    return config_values
 
 
-Configurable = Annotated[dict[str, Any], AfterValidator(_refuse_reserved_names)]
+Configurable = Annotated[dict[str, Any], AfterValidator(_refuse_reserved_config_names)]
 
 
 class AssistantConfig(ClientConfig):
@@ -545,7 +547,7 @@ async def list_assistant_versions(
     assistants: PermittedAssistants, assistant_id: PathId, body: VersionSearch
 ) -> Response:
     """List the versions of an assistant, newest first."""
-    matches_metadata = build_predicate_for_json_that_contains(body.metadata)
+    matches_metadata = build_json_containment_predicate(body.metadata)
     matching = [
         version
         for version in await assistants.list_versions(assistant_id)

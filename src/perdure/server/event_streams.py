@@ -135,7 +135,9 @@ async def stream_events(
 ) -> Response:
     """Stream the events of a thread's current run and subsequent runs."""
     feed = await _open_feed(call, runs, thread_id)
-    return build_event_stream(_iter_frames(call, runs, feed, request, subscription))
+    return build_event_stream(
+        _iter_sse_frames_of_subscription(call, runs, feed, request, subscription)
+    )
 
 
 @routes.websocket("/stream/events")
@@ -195,7 +197,7 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     return await runs.open_feed(call.identity, thread_id, thread_key)
 
 
-async def _iter_frames(
+async def _iter_sse_frames_of_subscription(
     call: Call, runs: Runs, feed: EventLog, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
     """Yield a client's subscribed events as server-sent event frames.
@@ -443,10 +445,10 @@ class ThreadEvents:
                 method = "custom"
         self._append_event(method, namespace, data)
 
-    def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+    def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return an event for each open interrupt of the run, and an event for the run's outcome.
 
-        This method implements `Player.build_closing_events`.
+        This method implements `Player.build_run_end_events`.
         """
         ending = {"event": "completed"}
         questions: list[tuple[list[str], dict[str, Any]]] = []

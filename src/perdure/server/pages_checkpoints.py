@@ -17,7 +17,7 @@ from starlette.responses import Response
 from perdure.checkpointers import CheckpointInfo, Retention
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.delta import COUNTERS
-from perdure.effects import arun
+from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.memory.thread_memories import aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
@@ -148,7 +148,10 @@ async def show_checkpoint(
     If the query parameter `channel` is given, the page shows only this channel's complete value.
     """
     stored = await _read_checkpoint(target.saver, target.id, target.ns, checkpoint)
-    values, parent = await arun(read_channel_values(target.saver, stored)), stored.parent_config
+    values, parent = (
+        await arun_operation(read_channel_values(target.saver, stored)),
+        stored.parent_config,
+    )
     page_fields = {**target.link_arguments, "checkpoint_id": checkpoint, "channel": channel}
     if channel is not None:
         if channel not in values:

@@ -9,9 +9,9 @@ from perdure.errors import ConfigurationError
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import set_required_action
 from perdure.server.api_people import (
+    authorize_export_or_erasure_of_person,
     build_report_json,
     erase_person,
-    permit_person,
     plan_person_erasure,
 )
 from perdure.server.call import CurrentCall
@@ -28,7 +28,9 @@ async def show_person(request: Request, call: CurrentCall, user: str = "") -> Re
     An admin may specify any person.
     """
     person_name = user or call.identity.person
-    report = await plan_person_erasure(call, await permit_person(call, person_name))
+    report = await plan_person_erasure(
+        call, await authorize_export_or_erasure_of_person(call, person_name)
+    )
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]
     writes_for_teams = any(id.startswith(f"{TEAMS}/") for id in ids)
     return render_page(
@@ -52,7 +54,7 @@ async def erase_confirmed_person(
     person's name is removed from them.
     """
     person_name = user or call.identity.person
-    permitted = await permit_person(call, person_name, "store:delete")
+    permitted = await authorize_export_or_erasure_of_person(call, person_name, "store:delete")
     if typed != person_name:
         raise ConfigurationError(
             f"nothing was erased, because you typed {typed!r}; type {person_name!r} to confirm"

@@ -61,14 +61,12 @@ def encode_json(value: Any) -> bytes:
     cannot represent is converted to a JSON type such as a list or string.
     """
     try:
-        return orjson.dumps(value, _convert_unsupported_value_for_json, _ORJSON_OPTIONS)
+        return orjson.dumps(value, _make_json_serializable, _ORJSON_OPTIONS)
     except TypeError:  # orjson rejects integers over 64 bits, lone surrogates and deep nesting.
-        return json.dumps(
-            value, default=_convert_unsupported_value_for_json, skipkeys=True
-        ).encode()
+        return json.dumps(value, default=_make_json_serializable, skipkeys=True).encode()
 
 
-def _convert_unsupported_value_for_json(value: Any) -> Any:
+def _make_json_serializable(value: Any) -> Any:
     """Convert a value that is not JSON-serializable to a serializable type."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()

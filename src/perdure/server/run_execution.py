@@ -71,7 +71,7 @@ class Player(Protocol):
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph with the given input, or resume it if `graph_input` is None."""
 
-    def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+    def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return the run's last events, which are stored together with its final status."""
 
 
@@ -224,7 +224,7 @@ class RunExecution:
         if progress == "overtaken":
             run.end_because_thread_was_changed()
             return
-        sender, person = await self._choose_sender_and_person(thread)
+        sender, person = await self._load_sender_and_store_person(thread)
         server_values = {
             "thread_id": run.thread_id,
             "run_id": run.run_id,
@@ -282,7 +282,7 @@ class RunExecution:
         run.former_status = thread.last_run_status
         await threads.set_run_status(run.thread_id, cast(RunStatus, thread_status), thread)
 
-    async def _choose_sender_and_person(self, thread: ListedThread) -> tuple[Sender, Person]:
+    async def _load_sender_and_store_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return the user who requested the run and the person whose memories the run uses.
 
         The person is stored in the run's database row. The caller holds the thread's lock, so the
@@ -424,7 +424,7 @@ class RunExecution:
             return None
         error = None if run.failure is None else describe_error(run.failure)
         stored_request = {"request": run.request.to_stored()} if run.has_unstored_input else None
-        closing = runs.server.get_player(run).build_closing_events(error)
+        closing = runs.server.get_player(run).build_run_end_events(error)
         last_batch = await runs.events.store_events_except_returned_last_batch(run, live, closing)
         end_state: Any = "rolled back" if run.rolled_back else run.outcome
         options: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}

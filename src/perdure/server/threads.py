@@ -42,7 +42,7 @@ from perdure.errors import (
 from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
 from perdure.server.access import (
     Filter,
-    build_predicate_for_json_that_contains,
+    build_json_containment_predicate,
     matches_filter,
     require_filter_match,
 )
@@ -565,7 +565,7 @@ class Threads:
 
         The function returns None for a row that does not match the query.
         """
-        has_metadata = build_predicate_for_json_that_contains(dict(query.metadata or {}))
+        has_metadata = build_json_containment_predicate(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
             thread = _build_thread(row)
