@@ -40,9 +40,9 @@ LIST_LIMIT: Final = 100
 THREADS_LIMIT: Final = 50
 """The default number of threads in a list."""
 MIN_SCORE: Final = 0.59
-"""The lowest score that a recall returns. Memories with lower scores do not answer the query."""
+"""The default minimum score of recalled memories. Lower scores indicate irrelevant memories."""
 TIMEOUT_S: Final = 30.0
-"""Seconds to wait for a database: for another process that writes, or for a connection."""
+"""Default timeout, in seconds, for acquiring a database connection or lock."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
 # Maximum value of a numeric setting. Even as a number of days, it exceeds the age of any stored
@@ -142,15 +142,15 @@ class Rules:
     """The retention rules from the table `[retention]`. A rule that is None removes nothing.
 
     Attributes:
-        idle_days: Delete threads that were idle for this number of days.
-        memories: Whether to erase the memories that were extracted from such threads, too.
+        idle_days: Delete threads that have been idle for this number of days.
+        memories: Whether to also erase the memories that were extracted from such threads.
         checkpoints_last: See `checkpointers.Retention`, also for the next three rules.
         checkpoints_days: See `checkpointers.Retention`.
         turns: See `checkpointers.Retention`.
         history: See `checkpointers.Retention`.
         versions_last: See `stores.VersionRetention`, also for the next rule.
         versions_days: See `stores.VersionRetention`.
-        quarantine_days: Erase candidates that were in quarantine for this number of days.
+        quarantine_days: Erase candidates that have been quarantined for this number of days.
         jobs_days: Clear the records of extractions whose last failure is this number of days ago.
             Their messages are read with the next message of the thread.
     """
@@ -190,8 +190,9 @@ class Worker:
     """Default options for `perdure worker`, from the settings table `[worker]`.
 
     Attributes:
-        delay_s: The option `--delay`: seconds of a pause after which messages are extracted.
-        cron: The option `--cron`: the times of extractions.
+        delay_s: The option `--delay`: the number of seconds for which a thread must be idle before
+            memories are extracted from its messages.
+        cron: The option `--cron`: the schedule for extractions.
         timezone: The time zone of `cron`.
         facts: The option `--facts`: whether a model extracts facts.
     """
@@ -208,10 +209,11 @@ class Settings:
 
     Attributes:
         db: The database: the path of a file, or a Postgres DSN.
-        direct: The DSN of the server itself for locks, if `db` leads to a pooler. None means `db`.
+        direct: The DSN of the database server, used for locks if `db` is the DSN of a connection
+            pooler. None means `db`.
         model: The name of a chat model at an OpenAI-compatible endpoint. None means the responder
             that works offline.
-        base_url: The URL of this endpoint. None means that of OpenAI.
+        base_url: The URL of this endpoint. None means OpenAI's endpoint.
         api_key: The API key of the endpoint. Local servers accept any key.
         key: The encryption key of the database, in hexadecimal.
         webhook_secret: The secret with which `perdure serve` signs notifications to webhooks.

@@ -88,8 +88,8 @@ async def authorize_namespace_and_get_permitted_fields(
 ) -> dict[str, Any]:
     """Check that the caller may use a namespace, and return the authorized request fields.
 
-    An authorization handler may prepend a label, such as the user's id, to each namespace, as in
-    langgraph's guide. Namespaces in page links already include the label that the authorization
+    An authorization handler may prepend a label, such as the user's id, to each namespace, as shown
+    in langgraph's guide. Namespaces in page links already include the label that the authorization
     handler prepended. If the handler prepends the same label again, the handler is called a second
     time, with the label stripped from the requested namespace.
 

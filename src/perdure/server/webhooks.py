@@ -37,7 +37,9 @@ _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
 # Global unicast range, from which public IPv6 addresses are assigned
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _RESOLVERS: Final = ThreadPoolExecutor(_MAX_CONCURRENT, "perdure-names")
-"""Threads that resolve names. A name server that does not answer must not block the threads that
+"""Thread pool for resolving host names.
+
+A separate pool is used so that a name server that does not respond cannot block the OS threads that
 requests use."""
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class Webhooks:
         self._tasks = set[asyncio.Task[None]]()
 
     def check_url(self, url: str) -> None:
-        """Reject a URL if its host is not one of the hosts that `Webhooks` may call.
+        """Reject a URL whose host this server is not allowed to call.
 
         Raises:
             ConfigurationError: The host is not allowed, or the URL is invalid.

@@ -71,8 +71,8 @@ class WebSocketSender:
             build_message: Returns the message.
 
         Raises:
-            TimeoutError: The client does not read, or there is no memory left for a client that is
-                behind.
+            TimeoutError: The client did not read the message in time, or `EventMemory` dropped the
+                message to free memory.
         """
         async with self._lock:
             data = build_message()
