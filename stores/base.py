@@ -315,9 +315,9 @@ class TransferReport:
     refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        """Return a report that combines two reports.
+        """Merge two reports into one.
 
-        Counts are added, and the tuples of refused items are concatenated.
+        Counts are summed, and the tuples of refused items are concatenated.
         """
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

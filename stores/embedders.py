@@ -241,7 +241,7 @@ class CheckedEmbedder:
 
     @property
     def dims(self) -> int | None:
-        """The number of dimensions, or None if no vector has been computed yet to determine it."""
+        """The number of dimensions, or None if it is unknown until the first vector is computed."""
         return self._dims
 
     def embed(self, texts: Sequence[str]) -> Floats:
@@ -291,7 +291,7 @@ class CheckedEmbedder:
     def _embed_batches(
         self, texts: Sequence[str], *, is_query: bool
     ) -> Generator[list[str], Floats, Floats]:
-        """Yield batches of texts, receive each batch's vectors, and return all vectors."""
+        """Yield batches of texts, receive their vectors through `send`, and return all vectors."""
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
@@ -395,7 +395,8 @@ class CheckedEmbedder:
         self, function: _EmbedFunction, texts: list[str], answer: Any
     ) -> Floats:
         """Validate the model's response, and return the vectors that it contains."""
-        # Two OS threads can receive the model's first responses at the same time.
+        # The lock is needed because two OS threads may receive the model's first responses
+        # concurrently.
         with self._lock:
             rows = [answer] if function.takes_one_text else answer
             vectors = check_and_normalize_vectors(rows, len(texts), self._dims, self.name)
@@ -459,7 +460,7 @@ class StoreEmbedder:
         return self.model is not None and self.embed_quickly is None
 
     def adopt_encoding(self, file_model: Model) -> None:
-        """Adopt the file's vector encoding, unless the caller has specified an encoding."""
+        """Use the file's vector encoding, unless the caller has specified an encoding."""
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
 
@@ -470,8 +471,8 @@ class StoreEmbedder:
     def should_compute_vectors_in_searches(self, recorded_model: Model) -> bool:
         """Return whether searches compute the items' vectors instead of reading stored vectors.
 
-        The result is true if the store's model is fast enough for this and is the same as
-        `recorded_model`, the model recorded in the database.
+        The result is true if the store's model is fast enough to embed items during a search and is
+        the same as `recorded_model`, the model recorded in the database.
         """
         return self.embed_quickly is not None and self.model == recorded_model
 

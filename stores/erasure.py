@@ -28,11 +28,11 @@ class ErasedMessages(Protocol):
 
     @property
     def scrubbed(self) -> bool:
-        """Whether no byte of the erased messages is left in the database file."""
+        """True if no byte of the erased messages remains in the database file."""
 
     @property
     def cancelled(self) -> tuple[str, ...]:
-        """The tasks that were cancelled because they quoted an erased message."""
+        """The tasks that were cancelled because they contained text from an erased message."""
 
 
 class ErasesMessages(Protocol):
@@ -52,7 +52,7 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """All versions of the selected keys, and their source messages' ids, grouped by thread."""
+    """All versions of the selected keys, and the ids of their source messages in each thread."""
 
     rows: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
@@ -108,7 +108,7 @@ def forget(
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
         return _build_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
-    # Erase messages before the store items that were made from them. If the process dies between
+    # Erase messages before the store items that were derived from them. If the process dies between
     # the two steps, the items still contain the ids of the messages, so the erasure can be
     # repeated.
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
@@ -125,8 +125,8 @@ def forget(
         reports += _erase_messages_by_thread(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
-        # This process drops its cached words and vectors now. Other processes drop theirs at their
-        # next search.
+        # This process drops the erased words and vectors from its cached indexes immediately. Other
+        # processes do so at their next search.
         parts.database.read(parts.indexes.drop_erased_data)
         clean = parts.database.scrub_deleted_rows()
     return _build_receipt(
@@ -162,7 +162,7 @@ def _build_receipt(
     is_scrubbed: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
-    """Build the receipt for an erasure of rows and messages."""
+    """Build the receipt for erasing rows and messages."""
     closed_count = sum(row[6] is not None for row in erased.rows)
     keys = sorted({(row[1], row[2]) for row in erased.rows})
     parts_of_rows = (part for row in erased.rows for part in row[8:10] if part is not None)
@@ -231,7 +231,7 @@ def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[
 def _check_criteria_and_return_if_all_unset(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
-    """Validate the criteria of `forget`, and return whether none of them is set.
+    """Validate the criteria passed to `forget`, and return whether all of them are unset.
 
     Raises:
         ConfigurationError: A criterion is empty, which would select everything, or a key is given

@@ -49,7 +49,7 @@ _IDENTIFIER_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]
 
 
 class Condition(NamedTuple):
-    """A boolean SQL expression with its parameters, and the paths whose indexes it can use."""
+    """A boolean SQL expression, its parameters, and the paths whose indexes it can use."""
 
     text: str
     params: tuple[Any, ...] = ()
@@ -99,7 +99,7 @@ def build_filter_condition(
 def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter.
 
-    Paths tested for equality come before paths tested for a range.
+    Paths used in equality tests come before paths used in range tests.
     """
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
@@ -208,7 +208,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return the SQL value that SQLite extracts for a JSON value, or None if it may be inexact."""
+    """Return the SQL value that SQLite extracts from a JSON value, or None if it may be inexact."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -219,8 +219,8 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 def _compute_lower_and_upper_sql_bound(value: Any) -> tuple[Any, Any] | None:
     """Return lower and upper bounds for the SQL value that SQLite extracts from a JSON value.
 
-    The two bounds differ for numbers, because SQLite may round them. The result is None if the JSON
-    value has no bounds, for example because it is an object or too large a number.
+    The two bounds differ for numbers, because SQLite may round them. The result is None if no
+    bounds can be given, for example because the JSON value is an object or too large a number.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
@@ -304,7 +304,7 @@ class JSONLocation(NamedTuple):
         return json_condition
 
     def build_child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """Return the location of a value inside the object or array at this location.
+        """Return the location of the value under a key of the object or array at this location.
 
         A string `key` is the name of a field in an object. An int `key` is a position in an array.
         """

@@ -449,7 +449,7 @@ def _compile_field_predicate(key: str | int, test: _Predicate) -> _Predicate:
 
 
 def _compile_path_predicate(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
-    """Return a predicate that applies `test` to the value that a path leads to."""
+    """Return a predicate that applies `test` to the value at a path."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
         test_element = _compile_path_predicate(steps[index + 1 :], test)

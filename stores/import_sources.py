@@ -1,6 +1,6 @@
-"""Read imports from JSON Lines, any store with LangGraph's interface, or LangGraph's tables.
+"""Read the items to import from JSON Lines, a LangGraph-compatible store, or LangGraph's tables.
 
-Each source yields, for every item, a label for error messages and the item as a JSON object.
+For every item, each source yields a label for error messages and the item as a JSON object.
 """
 
 from __future__ import annotations
@@ -113,12 +113,13 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
 
 
 def iter_store_items(store: BaseStore) -> Lines:
-    """Yield the current version of each item of a store, namespace by namespace.
+    """Yield the current version of each item in a store, one namespace at a time.
 
-    Namespaces are listed in pages. A page may be shorter than requested, so pages are read until
-    one is empty. The namespaces are listed twice, once without a prefix and once with the prefix
-    `ROOT`. The second listing is needed because perdure's own stores omit the internal namespaces
-    under `ROOT`, which contain notes about memories, if the prefix does not begin with `ROOT`.
+    Namespaces are listed in pages. A page may be shorter than requested, so pages are read until an
+    empty page is returned. The namespaces are listed twice, once without a prefix and once with the
+    prefix `ROOT`. The second listing is needed because perdure's own stores omit the internal
+    namespaces under `ROOT`, which contain notes about memories, if the prefix does not begin with
+    `ROOT`.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -134,13 +135,13 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
-    """Yield the current version of each item of one namespace."""
+    """Yield the current version of each item in one namespace."""
     # Build a `SearchOp` instead of calling `search`, which rejects some labels that a store may
     # contain.
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            # Skip items from deeper namespaces, because a search also returns the items of all
+            # Skip items in nested namespaces, because a search also returns items from all
             # namespaces that begin with `namespace`.
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
@@ -154,7 +155,7 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
 def iter_langgraph_items(
     path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> Lines:
-    """Yield the items of LangGraph's own store, read from an SQLite file or a Postgres database.
+    """Yield the items in LangGraph's own store, read from an SQLite file or a Postgres database.
 
     Raises:
         ConfigurationError: The path is not a file.
@@ -204,7 +205,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
 
 
 def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
-    """Build the error for a file that lacks the table of langgraph's SqliteStore."""
+    """Build the error for a file that does not contain the table of LangGraph's `SqliteStore`."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
             f"{file.path!r} is a perdure file; export its items to JSON Lines and import that "
@@ -242,7 +243,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _convert_table_row_to_import_line(path: str, row: tuple[Any, ...]) -> Line:
-    """Convert a row of langgraph's table to the fields of one imported item.
+    """Convert a row of LangGraph's table to the fields of an item to import.
 
     If the row is invalid, an `ImportFailed` error is returned instead of the fields.
     """

@@ -1,11 +1,11 @@
-"""Search index of one namespace: arrays of its items, words and vectors, in memory and encoded.
+"""The search index of one namespace, as arrays in memory, and its encoding for storage.
 
-Rows are appended as items are put. The words of new rows are appended to an unsorted list, which
-every search scans in full. Once the list of unsorted words has grown too long,
-`NamespaceIndex.compact` merges its words into the sorted postings. The postings are an inverted
-index: for each word, they contain the rows in which the word occurs. A search works on an
-`IndexView`, a snapshot that is not affected by later changes to the index. An encoded index
-consists of a JSON header, the arrays and the words.
+When an item is written, a row is appended. The words of new rows are appended to an unsorted list,
+which every search scans in full. When the unsorted list gets too long, `NamespaceIndex.compact`
+merges its words into the sorted postings. The postings are an inverted index: for each word, they
+contain the rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not
+affected by later changes to the index. An encoded index consists of a JSON header, the arrays and
+the words.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ ROW_DTYPE: Final = np.dtype(
     [
         ("id", "<i8"),
         ("expires", "<i8"),  # expiry time, as a Unix timestamp in microseconds
-        ("since", "<i8"),  # time of the put, as a Unix timestamp in microseconds
+        # time when the version was written, as a Unix timestamp in microseconds
+        ("since", "<i8"),
         ("position", "<f8"),
         ("at", "<f8"),  # Unix timestamp of the message, in seconds; NaN if unknown
         # number that the index assigned to the item's thread, or -1 if the item belongs to no
@@ -68,11 +69,11 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# Unsorted words are merged into the sorted postings only if an index has more of them than this
-# number. For unsorted vectors, the threshold is 1/64 of this number.
+# Threshold for compaction: unsorted words are merged into the sorted postings only if an index has
+# more unsorted words than this. For unsorted vectors, the threshold is 1/64 of this number.
 _MIN_RECENT: Final = 1 << 13
-# Divisor for a second threshold: unsorted words are merged only if there are also more of them than
-# 1/32 of the number of sorted words. The same fraction applies to vectors.
+# Divisor for a second threshold: unsorted words are merged only if their number also exceeds 1/32
+# of the number of sorted words. The same fraction applies to vectors.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
@@ -103,7 +104,8 @@ class IndexedItem(NamedTuple):
     actor: str | None  # the speaker
     sent_at: float  # Unix timestamp of the message, in seconds; NaN if unknown
     expires: int  # expiry time, as a Unix timestamp in microseconds
-    put_at: int  # time at which the version was put, as a Unix timestamp in microseconds
+    # time when the version was written, as a Unix timestamp in microseconds
+    put_at: int
 
 
 class _Sample(NamedTuple):
@@ -114,7 +116,7 @@ class _Sample(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """The part of a namespace that an index covers."""
+    """A record of how far an index covers its namespace."""
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
@@ -171,7 +173,10 @@ class NamespaceIndex:
     # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Add items to the index. They must be newer than every item already in the index."""
+        """Add items to the index.
+
+        The new items must be newer than every item already in the index.
+        """
         if not entries:
             return
         first = len(self.rows)
@@ -344,8 +349,8 @@ class NamespaceIndex:
     def find_item_ids_expiring_between(self, after_us: int, until_us: int) -> list[int]:
         """Return the ids of the items that expire after `after_us` and no later than `until_us`.
 
-        The expiry times cached in the index are compared. An item's expiry time in the database may
-        be later, because reading an item can restart its TTL.
+        The expiry times are taken from the index. An item's expiry time in the database may be
+        later than the one in the index, because reading an item can restart its TTL.
         """
         if self._is_view_valid(after_us) and self._is_view_valid(until_us):
             return []
@@ -499,7 +504,7 @@ def build_auto_numbering_dict(names: Iterable[str] = ()) -> dict[str, int]:
 def _renumber_names_in_column(
     rows: NDArray[Any], column: str, number_by_name: Mapping[str, int]
 ) -> dict[str, int]:
-    """Renumber the names in a column so that there are no gaps, and return each name's new number.
+    """Renumber the names in a column consecutively, and return each name's new number.
 
     Names that no row uses are dropped.
     """
@@ -524,9 +529,9 @@ class Postings(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """A matrix of vectors, with the number of the row that each vector belongs to.
+    """A matrix of vectors, with the row number of each vector.
 
-    The vectors of a row are adjacent.
+    All vectors of a row are adjacent in the matrix.
     """
 
     matrix: VectorMatrix
@@ -535,7 +540,10 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rows of a search. The rows of each thread are adjacent and in the thread's order."""
+    """The rows of a search.
+
+    The rows of each conversation thread are adjacent and in message order.
+    """
 
     rows: NDArray[Any]  # rows of `ROW_DTYPE`
 
@@ -548,7 +556,7 @@ class Candidates:
     def row_contexts(self) -> RowContexts | None:
         """The contexts of the rows, or None if no row belongs to a thread.
 
-        The context of a row consists of its thread, its neighbours in the thread and its recency.
+        A row's context consists of its thread, its neighbours in the thread and its recency.
         """
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
@@ -562,8 +570,8 @@ class Candidates:
 class IndexView:
     """An immutable snapshot of an index, with all or some of its rows."""
 
-    # Row numbers, in the index, of the view's rows. The rows of a conversation thread are adjacent
-    # and in message order.
+    # The row numbers that the view's rows have in the index. The rows of each conversation thread
+    # are adjacent and in message order.
     order: Ints
     # All words of the index. They may include words of rows that were added after the view was
     # created.
@@ -596,7 +604,7 @@ class IndexView:
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def find_word(self, word: str) -> WordHits:
-        """Return the rows of this view that contain a word, with the word's count in each row."""
+        """Return the view's rows that contain a word, with the word's term frequency in each."""
         number = self.vocabulary.get(word)
         if number is None:
             return NO_HITS
@@ -617,7 +625,7 @@ class IndexView:
         return positions[is_present].astype(np.int64), counts[is_present].astype(np.float32)
 
     def frequent_words(self, min_share: float) -> list[str]:
-        """Return the words that occur in at least the given fraction of the index's rows."""
+        """Return the words that occur in at least the given fraction of the rows in the index."""
         # Copy the words of the vocabulary, because another OS thread may add words while this
         # method counts the rows of each word.
         words = list(self.vocabulary)
@@ -630,8 +638,8 @@ class IndexView:
         """Return each row's maximum similarity to the query, or NaN for a row without vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
-        # view's rows. A sketch search would return the most similar rows of the whole index, and
-        # possibly none of them are in a small view.
+        # view's rows. A sketch search would return the most similar rows of the whole index, and a
+        # small view might contain none of these rows.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
@@ -656,13 +664,13 @@ class IndexView:
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
     def without_later_puts(self, moment: int) -> IndexView:
-        """Return an index view without the items that were put after the given time."""
+        """Return an index view without the items that were written after the given time."""
         is_earlier = self.rows["since"][self.order] <= moment
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
 
 def sort_rows_by_thread_and_position(rows: NDArray[Any], selected: Ints) -> Ints:
-    """Return the selected rows sorted by thread, position in the thread, and age."""
+    """Return the selected rows sorted by thread, then by position in the thread, then by id."""
     thread = rows["thread"][selected]
     if not (thread >= 0).any():
         return selected[np.argsort(rows["id"][selected], kind="stable")]

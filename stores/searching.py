@@ -44,7 +44,8 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-# maximum limit and offset of a page, since SQLite integers have 64 bits
+# Maximum limit and offset of a page. Larger values are reduced to this maximum, because SQLite
+# integers have 64 bits.
 _MAX_PAGE_ROWS: Final = 1 << 60
 _MAX_FLOAT: Final = sys.float_info.max
 # maximum number of characters of a query that are used; the rest is ignored
@@ -65,11 +66,11 @@ _PERSONAL_PRONOUNS: Final = frozenset(
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# Maximum number of speakers with which a search checks whether the query names one of them. Rows
-# with more speakers are not from a conversation.
+# Maximum number of speakers. If the searched rows have more speakers, they are not from a
+# conversation, so the search does not check whether the query mentions a speaker by name.
 _MAX_NAMED_ACTORS: Final = 1_000
-# Speaker names that denote a role, not a person. In a query, a word such as "user" seldom refers to
-# the speaker of that name.
+# Speaker names that are roles rather than names of people. The word "user" in a query, for example,
+# seldom refers to the speaker whose name is "user".
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -174,7 +175,7 @@ class Searcher:
     ) -> list[FoundItem]:
         """Return the best results for a query.
 
-        Without a query, return one page of the selected items.
+        If `query` is None, return one page of the selected items.
 
         Results with equal scores are ordered by age, newest first.
 
@@ -186,9 +187,9 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_limit_and_offset(limit, offset)
-        # A page of items is normally read by one SQL statement, so no snapshot is needed. If a
-        # database index may be used for the filter, further statements are needed to choose it, and
-        # all of them must read the same snapshot.
+        # A page of items is normally read by one SQL statement, so no snapshot is needed. If the
+        # filter could use a database index, additional statements choose the index, and all
+        # statements must read the same snapshot.
         if query is None:
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
@@ -295,7 +296,7 @@ class Searcher:
         """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # Synonyms are not looked up if words are hashed with a key.
+        # Synonyms are not looked up if the index contains keyed hashes instead of words.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words_with_stems(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -382,7 +383,7 @@ class Searcher:
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Log a warning, once, if items have no vectors, since search results do not show it."""
+        """Log a warning, once, if items lack vectors, because search results do not reveal this."""
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
@@ -406,8 +407,8 @@ class Searcher:
     ) -> SearchQuery | None:
         """Compute the vector of a query if the embedding model runs in another process.
 
-        Return a copy of the query with its vector. If no vector was computed, the copy's vector is
-        None, and the search uses keywords only.
+        Return a copy of the query that contains the vector. If no vector could be computed, the
+        vector in the copy is None, and the search uses keywords only.
 
         The model is awaited in the caller's event loop, so that no worker thread is blocked.
         """
@@ -419,7 +420,7 @@ class Searcher:
     def _add_query_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
         """Return the query with its vector.
 
-        If the query has no vector yet, it is embedded in the caller's OS thread.
+        If the query's vector has not been computed yet, it is computed in the caller's OS thread.
         """
         if query.is_embedded:
             return query
@@ -432,8 +433,9 @@ class Searcher:
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """Return the vector of a query, or None if the search uses keywords only.
 
-        A model in this process returns a zero vector if it knows none of the query's words. A zero
-        vector is not similar to any vector, so a hybrid search then uses keywords only.
+        A model in this process returns a zero vector if it knows none of the query's words. In this
+        case, a hybrid search uses keywords only, because a zero vector is not similar to any
+        vector.
         """
         if query.mode == "text":
             return None
@@ -470,7 +472,7 @@ def _find_mentioned_actor_codes_and_name_words(
 ) -> tuple[list[int], set[str]]:
     """Return the actors mentioned by name in the query, and all words of their names.
 
-    An actor whose name is only a role, such as "user", is never returned.
+    Actors whose name is only a role, such as "user", are never returned.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -485,11 +487,12 @@ def _find_mentioned_actor_codes_and_name_words(
 
 
 def _find_words_naming_main_person(pool: CandidatePool) -> set[str]:
-    """Return the words that name the person whom nearly all memories in the pool are about.
+    """Return the words that refer to the one person that nearly all memories are about.
 
-    A model that extracts memories may refer to one person in two ways, as in "Ann likes figs" and
-    "The user likes figs". The result is empty if there is no such person. It is also empty for the
-    messages of a conversation with an assistant, because they are not all about one person.
+    A model that extracts memories may refer to the same person both by name and as the user, as in
+    "Ann likes figs" and "The user likes figs". The result is empty if there is no such person. It
+    is also empty for messages from a conversation with an assistant, because such messages are not
+    all about one person.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
@@ -516,7 +519,7 @@ def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
     To save time, only the best `count` rows and any rows tied with the last of them are sorted at
-    first. The remaining rows are sorted only when the caller iterates past these.
+    first. The remaining rows are sorted only if the caller continues iterating after these rows.
     """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):

@@ -14,7 +14,7 @@ model and 0.8 with another. If an embedder's vectors carry no meaning, the separ
 
 The measured separation affects search scores through the three attributes of `VectorCalibration`.
 `trust` reduces the weight of vectors if the vectors of related rows are no more similar than those
-of random rows. `gain` increases the weight of vectors, and lets the vectors of the whole
+of random rows. `gain` increases the weight of vectors, and makes the vectors of the whole
 conversation contribute to each row's score. `gain` is positive only if the rows are long and
 neighbouring rows have clearly more similar vectors than random rows. `gain` is 0 for short rows,
 because the vector of a short answer says little about the question that it answers. `origin` is the
@@ -47,13 +47,14 @@ MAX_WORDED: Final = 256
 # minimum number of rows with vectors; with fewer rows, the separation is not measured
 _MIN_ROWS: Final = 16
 _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
-# maximum number of pairs of rows that are compared for each shared word
+# maximum number of row pairs that are compared for each shared word
 _MAX_PAIRS_PER_WORD: Final = 4
 _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
-# Distances between the two rows of a random pair, as fractions of the number of measured rows.
+# Offsets from the first to the second row of a random pair, as fractions of the number of measured
+# rows.
 _STRIDES: Final = (0.382, 0.236)
-# The default separation `_PRIOR` is averaged with the measured separation, to limit the effect of
-# chance in small samples. This is the weight of the default, as a number of row pairs.
+# Weight of the default separation `_PRIOR`, as a number of row pairs. The measured separation is
+# averaged with this default to limit the effect of chance in small samples.
 _PRIOR_PAIRS: Final = 16
 # Default separation, assumed for a namespace in which no pairs of rows have been measured.
 _PRIOR: Final = 1.0
@@ -68,8 +69,8 @@ _USELESS, _USEFUL = 0.2, 0.5
 # threshold, `gain` is 1 if the rows are long. Between the two thresholds, `gain` rises linearly.
 _STRONG, _STRONGEST = 1.1, 2.0
 # Two thresholds for the mean number of words per row. `VectorCalibration.gain` is multiplied by a
-# factor that is 0 below the first threshold, rises linearly between the two, and is 1 above the
-# second.
+# factor that depends on this mean. The factor is 0 below the first threshold and 1 above the second
+# threshold, and rises linearly in between.
 _SHORT, _LONG = 40, 100
 # The lowest cosine to be expected between two unrelated rows (`VectorCalibration.origin`) is
 # estimated to lie this many standard deviations below the mean cosine of random pairs.
