@@ -49,7 +49,7 @@ from perdure.checkpointers.records import (
     compute_item_hash,
 )
 from perdure.checkpointers.values import pack
-from perdure.storage.database import Watch
+from perdure.storage.database import OwnWrites
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
 
@@ -346,7 +346,8 @@ class PlannedTransaction:
 
     Attributes:
         cache: The cache of threads.
-        watch: The watch of the checkpointer's tables, which has the epoch after the commit.
+        own_writes: Counts the checkpointer's own writes, and holds the counts of writes by others
+            at the checkpointer's last commit.
         thread_id: The thread.
         thread: The cached thread, as it is after the commit.
         statements: The statements. The first one fails if the thread has changed since the plan.
@@ -365,7 +366,7 @@ class PlannedTransaction:
     """
 
     cache: Cache
-    watch: Watch
+    own_writes: OwnWrites
     thread_id: str
     thread: Thread
     statements: list[Statement]
@@ -395,7 +396,10 @@ class PlannedTransaction:
         if self.snapshot is not None:
             self.thread.record_checkpoint_if_newest(self.snapshot)
         if self.head is not None:
-            self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
+            self.head.writes_by_others, self.head.is_uncommitted = (
+                self.own_writes.writes_by_others,
+                False,
+            )
             cache.mark_thread_used(self.thread_id)
         if self.written_row is not None:
             self._cache_row_of_pending_writes(*self.written_row)

@@ -20,6 +20,7 @@ from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
+from perdure.storage.database import WriteCounts
 from perdure.storage.flow import Row
 
 # Number of requests after which the cache recomputes its total size.
@@ -274,8 +275,8 @@ class Head:
         snapshot: The checkpoint, or None if the namespace has no checkpoint.
         write_rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes, by
             task id. None if they are not cached.
-        epoch: The epoch of the database after the head was stored. While the database has the same
-            epoch, nobody else has changed the head.
+        writes_by_others: The counts of writes by others after the head was stored. While the counts
+            remain the same, nobody else has changed the head.
         is_uncommitted: Whether the head is planned and not committed yet.
     """
 
@@ -283,7 +284,7 @@ class Head:
     explicit_head: int
     snapshot: Snapshot | None
     write_rows: dict[str, Row] | None = None
-    epoch: object = None
+    writes_by_others: WriteCounts | None = None
     is_uncommitted: bool = False
 
 

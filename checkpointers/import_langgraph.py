@@ -228,7 +228,7 @@ class _PostgresTables:
         self._tables = ForeignPostgres(dsn)
         # langgraph's saver requires the function `dumps_typed`, but an import never calls it.
         dumps = codec.serde.dumps_typed
-        self._saver = self._tables.build_saver(
+        self._saver = self._tables.build_langgraph_saver(
             SimpleNamespace(
                 dumps_typed=dumps, loads_typed=lambda typed: codec.load_with_serializer(*typed)
             )

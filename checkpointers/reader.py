@@ -63,6 +63,7 @@ from perdure.checkpointers.reports import ThreadStatus
 from perdure.checkpointers.status import TaskWrite, build_thread_status, needs_channel_value
 from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
+from perdure.storage.database import WriteCounts
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
@@ -295,7 +296,9 @@ class CheckpointReader:
             )
         )
 
-    def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
+    def build_tuple_from_cache(
+        self, address: Address, writes_by_others: WriteCounts
+    ) -> CheckpointTuple | None:
         """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
         The head is returned only if this process stored it, no other writer has changed the
@@ -303,13 +306,17 @@ class CheckpointReader:
 
         Args:
             address: The address.
-            epoch: The current epoch of the database.
+            writes_by_others: The current counts of writes by others.
         """
         stored_checkpoint = self._find_cached_head(address)
         if stored_checkpoint is None:
             return None
         head = stored_checkpoint.thread.heads.get(address.checkpoint_ns)
-        if head is None or head.snapshot is not stored_checkpoint.snapshot or head.epoch != epoch:
+        if (
+            head is None
+            or head.snapshot is not stored_checkpoint.snapshot
+            or head.writes_by_others != writes_by_others
+        ):
             return None
         if head.write_rows is None:
             return None

@@ -65,7 +65,13 @@ from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, St
 from perdure.checkpointers.values import Allowlist, Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.storage.database import Database, DatabaseOwner, Watch, make_async_twin
+from perdure.storage.database import (
+    Database,
+    DatabaseOwner,
+    OwnWrites,
+    WriteCounts,
+    make_async_twin,
+)
 from perdure.storage.encryption import (
     ChecksumSeal,
     LangGraphSeal,
@@ -124,8 +130,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._cache = Cache(self._cache_bytes, self._overlapped)
         parts = self._sql, self._seal, self._cache, self._codec, self._removals
         self._reader = CheckpointReader(*parts)
-        self._watch = Watch()
-        self._writer = CheckpointWriter(self._reader, self._watch)
+        self._own_writes = OwnWrites()
+        self._writer = CheckpointWriter(self._reader, self._own_writes)
         self._listing = Listing(self._reader, self.database)
 
     def _check_encryption_key_and_load_removal_key(self) -> Flow[None]:
@@ -162,12 +168,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             CorruptRecord: A stored row is damaged or was tampered with.
         """
         address, started_at = parse_address(config), time.time()
-        epoch = (
-            self.database.get_epoch_of_writes_by_others(self._watch)
+        writes_by_others = (
+            self.database.count_writes_by_others(self._own_writes)
             if self._reader.is_head_cached(address)
             else None
         )
-        checkpoint = self._find_cached_checkpoint_tuple(address, epoch) or self._read(
+        checkpoint = self._find_cached_checkpoint_tuple(address, writes_by_others) or self._read(
             lambda: self._read_checkpoint_tuple(address, config)
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
@@ -181,10 +187,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `get_tuple`."""
         address, started_at = parse_address(config), time.time()
         if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
-            epoch = self.database.get_epoch_of_writes_by_others(self._watch)
-            if epoch is None:
-                epoch = await self.database.wait_for_epoch_of_writes_by_others(self._watch)
-            checkpoint = self._find_cached_checkpoint_tuple(address, epoch)
+            writes_by_others = self.database.count_writes_by_others(self._own_writes)
+            if writes_by_others is None:
+                writes_by_others = await self.database.wait_and_count_writes_by_others(
+                    self._own_writes
+                )
+            checkpoint = self._find_cached_checkpoint_tuple(address, writes_by_others)
         else:
             checkpoint = None
         if checkpoint is None:
@@ -199,13 +207,13 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _find_cached_checkpoint_tuple(
-        self, address: Address, epoch: object | None
+        self, address: Address, writes_by_others: WriteCounts | None
     ) -> CheckpointTuple | None:
-        """Return the cached head, or None if it is no longer valid in the given epoch."""
-        if epoch is None:
+        """Return the cached head, or None if others may have written since it was cached."""
+        if writes_by_others is None:
             return None
         with collector_paused():
-            return self._reader.build_tuple_from_cache(address, epoch)
+            return self._reader.build_tuple_from_cache(address, writes_by_others)
 
     def _read_checkpoint_tuple(
         self, address: Address, config: RunnableConfig

@@ -469,7 +469,7 @@ class ThreadList:
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
-        self._database.write(flow, exclusive_names=(thread_id,), watch=self._saver._watch)
+        self._database.write(flow, exclusive_names=(thread_id,), own_writes=self._saver._own_writes)
 
     aupdate_thread = make_async_twin(update_thread)
 

@@ -65,7 +65,7 @@ from perdure.checkpointers.records import (
     encrypt_writes,
 )
 from perdure.checkpointers.status import NULL_TASK, is_update_path
-from perdure.storage.database import Watch
+from perdure.storage.database import OwnWrites
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class DatabaseWrite(NamedTuple):
         on_commit: Called with the result of the flow after the commit.
         on_rollback: Called if the transaction failed.
         exclusive_names: The name of the lock that the transaction takes, which is the thread id.
-        watch: The watch of the checkpointer's tables.
+        own_writes: Counts the writes of the checkpointer.
         may_wait: Whether the write may wait for the next write, to share its commit.
         urgent: Whether other code waits for the write, so that the write should be committed at
             once.
@@ -96,7 +96,7 @@ class DatabaseWrite(NamedTuple):
     on_commit: Callable[[PlannedTransaction], None]
     on_rollback: Callable[[], None]
     exclusive_names: tuple[str]
-    watch: Watch
+    own_writes: OwnWrites
     may_wait: bool
     urgent: bool
 
@@ -118,8 +118,8 @@ class _UncachedRequirements(NamedTuple):
 class CheckpointWriter:
     """Plans the SQL statements that store checkpoints and pending writes."""
 
-    def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, reader: CheckpointReader, own_writes: OwnWrites) -> None:
+        self.own_writes = own_writes
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
@@ -174,7 +174,7 @@ class CheckpointWriter:
             PlannedTransaction.update_cache_after_commit,
             on_failure,
             (thread_id,),
-            self.watch,
+            self.own_writes,
             *urgency,
         )
 
@@ -357,7 +357,7 @@ class CheckpointWriter:
 
         thread.version_token, new_head.is_uncommitted = version_token, True
         add_recent_entry(thread.heads, checkpoint_ns, new_head)
-        commit_parts = self.cache, self.watch, thread_id, thread, statements
+        commit_parts = self.cache, self.own_writes, thread_id, thread, statements
         return PlannedTransaction(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
     def _list_row_keys_and_log_items_missing_in_cache(
@@ -605,7 +605,7 @@ class CheckpointWriter:
             # an erasure deletes all views of a thread, so discard a put to the views namespace
             # whose data was loaded before the erasure
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
-                return PlannedTransaction(self.cache, self.watch, thread_id, thread, [])
+                return PlannedTransaction(self.cache, self.own_writes, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
             yield from self.removals.add_texts_to_newest_record(
                 thread_id, stale.collect_plain_erased_texts_by_kind()
@@ -836,7 +836,7 @@ class CheckpointWriter:
         cache_pending_writes(thread, request, request.encoded, body)
         written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
         return PlannedTransaction(
-            self.cache, self.watch, thread_id, thread, statements, written_row=written_row
+            self.cache, self.own_writes, thread_id, thread, statements, written_row=written_row
         )
 
     def _is_update(self, snapshot: Snapshot) -> bool:
@@ -941,7 +941,7 @@ class CheckpointWriter:
         written_row = checkpoint_ns, checkpoint_id or "", task_id, (*row_start, body)
         commit = PlannedTransaction(
             self.cache,
-            self.watch,
+            self.own_writes,
             thread_id,
             thread,
             [],

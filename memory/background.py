@@ -700,7 +700,9 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
         ConfigurationError: The database is neither a file nor a URL, or the store was opened
             without a fixed DSN.
     """
-    store_location, schema = getattr(getattr(store, "database", None), "queue_location", None) or (
+    store_location, schema = getattr(
+        getattr(store, "database", None), "job_queue_location", None
+    ) or (
         None,
         "",
     )

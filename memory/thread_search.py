@@ -443,7 +443,7 @@ class TranscriptSearch:
         # Prevent concurrent transactions from writing to the same namespace, because item ids must
         # increase within a namespace.
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
-        self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
+        self._database.write(flow, exclusive_names=[*names], own_writes=self._saver._own_writes)
 
     def _iter_puts_of_indexed_messages(self, step: _ThreadIndexingStep) -> Iterator[PutItem]:
         """Yield the write operations that add the messages in an indexing step to the index.

@@ -43,7 +43,7 @@ from perdure.storage.encryption import (
     check_key_and_bind_seal,
 )
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.threads import Promise, set_future_results
+from perdure.storage.threads import Promise, resolve_futures_in_this_thread
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, Provenance, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONLocation
@@ -722,7 +722,7 @@ def _resolve_promises_of_finished_batch(
     error = asyncio.CancelledError() if batch_future.cancelled() else batch_future.exception()
     for _, promise in batch:
         promise.error = error or promise.error
-    set_future_results([promise for _, promise in batch])
+    resolve_futures_in_this_thread([promise for _, promise in batch])
 
 
 def _run_calls_and_store_results(batch: list[_Request]) -> None:

@@ -293,9 +293,11 @@ def pause_writer(saver: SQLiteCheckpointer) -> Iterator[None]:
     lock = saver.database._connect_once().writer.lock  # type: ignore[attr-defined]
     with lock:
         # the writer thread has taken one job and waits; later jobs are its next group
-        # without `watch`, cached heads are not trusted
-        write, watch = saver.database.write, saver._watch
-        first = threading.Thread(target=lambda: write(lambda: fetch_rows("SELECT 1"), watch=watch))
+        # without `own_writes`, cached heads are not trusted
+        write, own_writes = saver.database.write, saver._own_writes
+        first = threading.Thread(
+            target=lambda: write(lambda: fetch_rows("SELECT 1"), own_writes=own_writes)
+        )
         first.start()
         time.sleep(0.05)
         yield
@@ -532,7 +534,7 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
         put(saver, {"n": 2}, config_at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(put_writes_and_drop())
         # while the connection is in use
-        while saver.database.get_epoch_of_writes_by_others(saver._watch) is None:
+        while saver.database.count_writes_by_others(saver._own_writes) is None:
             time.sleep(0.01)
         stored = saver.get_tuple(config_at(ns="b"))
 

@@ -16,7 +16,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import TaskWrites
 from perdure.errors import StorageError
 from perdure.storage.flow import Flow, Statement, fetch_rows
-from perdure.storage.sqlite_writer import _EpochRequest
+from perdure.storage.sqlite_writer import _WriteCountRequest
 from tests.contracts.puts import config_at, list_checkpoint_ids, put, read_channel_values
 from tests.contracts.test_kept_heads import make_messages, pause_writer, put_async, start_tasks
 
@@ -235,23 +235,25 @@ def test_second_write_of_a_task_is_stored_if_the_first_failed(tmp_path: Path) ->
     assert record.pending_writes == [("T", "n", "two")]
 
 
-def test_epoch_request_is_withdrawn_if_the_connection_is_busy(savers: Savers) -> None:
-    """A request for the epoch is withdrawn if the connection does not become free soon."""
+def test_write_count_request_is_withdrawn_if_the_connection_is_busy(savers: Savers) -> None:
+    """A request to count writes is withdrawn if the connection does not become free soon."""
     saver, _ = savers
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
 
-    def wait_for_epoch() -> object:
-        return asyncio.run(writer.wait_for_epoch_of_writes_by_others("checkpointer", saver._watch))
+    def wait_for_write_counts() -> object:
+        return asyncio.run(
+            writer.wait_and_count_writes_by_others("checkpointer", saver._own_writes)
+        )
 
     with writer._hold_connection_lock():
-        assert wait_for_epoch() is None
-    assert not writer._epoch_requests
-    assert wait_for_epoch() is not None
-    assert not writer._epoch_requests
+        assert wait_for_write_counts() is None
+    assert not writer._write_count_requests
+    assert wait_for_write_counts() is not None
+    assert not writer._write_count_requests
 
 
-def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
+def test_writes_are_acknowledged_if_write_count_requests_are_withdrawn(
     savers: Savers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later writes are acknowledged, too."""
@@ -262,14 +264,14 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
 
     def withdraw_and_read() -> None:
         if not writer._conn.in_transaction:
-            writer._epoch_requests.clear()
+            writer._write_count_requests.clear()
         read_data_version()
 
     async def run_puts() -> None:
         async with asyncio.timeout(5):
             for uid, parent_id in (("b", "a"), ("c", "b")):
-                writer._epoch_requests.extend(
-                    _EpochRequest("checkpointer", saver._watch) for _ in range(2)
+                writer._write_count_requests.extend(
+                    _WriteCountRequest("checkpointer", saver._own_writes) for _ in range(2)
                 )
                 await put_async(saver, uid, {"n": uid}, parent_id)
 

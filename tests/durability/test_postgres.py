@@ -28,7 +28,7 @@ from perdure.storage import postgres
 from perdure.storage.flow import Flow, fetch_rows
 from perdure.storage.postgres_connection import SERVER_RUN_SQL
 from perdure.storage.postgres_errors import translate_error
-from perdure.storage.postgres_requests import Pipelined
+from perdure.storage.postgres_requests import OwnConnection
 from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
 from tests.contracts.puts import config_at, list_checkpoint_ids, put
@@ -208,9 +208,9 @@ def test_task_writes_share_a_request_with_the_following_put(
     """If another process has put in the meantime, each of the two is written alone."""
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
     requests: list[list[str]] = []
-    send_request = Pipelined.send_request
+    send_request = OwnConnection.send_request
 
-    def record_and_send(conn: Pipelined, statements: Any) -> Any:
+    def record_and_send(conn: OwnConnection, statements: Any) -> Any:
         requests.append([statement.sql for statement in statements])
         return send_request(conn, statements)
 
@@ -226,7 +226,7 @@ def test_task_writes_share_a_request_with_the_following_put(
         with PostgresCheckpointer.open(dsn, **options) as other_saver:
             if overtaken:
                 put(other_saver, {"a": 5}, uid="other")
-            monkeypatch.setattr(Pipelined, "send_request", record_and_send)
+            monkeypatch.setattr(OwnConnection, "send_request", record_and_send)
             asyncio.run(write_and_put(saver))
             request_count = len(requests)
             before, after = (

@@ -107,7 +107,7 @@ def test_job_queue_behind_a_pooler_is_refused_with_advice(
 
 def test_each_schema_and_tenant_has_its_own_job_queue(database: str) -> None:
     options: list[Any] = [{}, {"schema": "staging"}, {"tenant": "a"}, {"tenant": "b"}]
-    places = [PostgresStore(database, **each).database.queue_location for each in options]
+    places = [PostgresStore(database, **each).database.job_queue_location for each in options]
     schemas = [schema for _, schema in filter(None, places)]
 
     assert schemas[:2] == ["perdure_jobs", "staging_jobs"]

@@ -144,7 +144,7 @@ def test_sessions_end_by_age_and_by_number(monkeypatch: pytest.MonkeyPatch) -> N
 
     def is_valid(session: str) -> bool:
         cookie = f"perdure_session={session}".encode()
-        return sessions_of_server.add_session_key(
+        return sessions_of_server.add_session_credentials_to_request(
             {"type": "http", "headers": [(b"cookie", cookie)]}
         )
 

@@ -187,7 +187,7 @@ def test_run_with_on_disconnect_cancel_survives_stop_of_server(
             ]
             while len(app.state.runs._under_way) < len(kinds):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            await app.state.runs.drain(0)
+            await app.state.runs.stop_runs_after_grace_period(0)
             replies.extend(await asyncio.gather(*asked))
 
     asyncio.run(end())

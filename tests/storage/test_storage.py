@@ -279,7 +279,7 @@ def test_vacuum_step_frees_the_requested_number_of_pages(tmp_path: Path) -> None
     conn.executemany("INSERT INTO x VALUES (?)", [(bytes(4000),)] * 200)
     conn.execute("DELETE FROM x")
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    has_more = sqlite_writer._vacuum_step(conn, 64)
+    has_more = sqlite_writer._free_pages_and_check_if_more_remain(conn, 64)
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     conn.close()
 

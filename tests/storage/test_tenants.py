@@ -328,7 +328,7 @@ def test_rights_on_rows_suffice_for_a_copy_and_the_queue(schema: str, tmp_path: 
     """docs/postgres.md names these rights. The owner creates the schema of the jobs."""
     dsns = get_user_dsn(), postgres_server.dsn_of_role("an_owner")
     stores: list[Any] = [PostgresStore(dsn, schema=schema, tenant="copied") for dsn in dsns]
-    user_location, owner_location = (store.database.queue_location for store in stores)
+    user_location, owner_location = (store.database.job_queue_location for store in stores)
     with pytest.raises(StorageUnavailable, match="permission denied"):
         JobQueue(*user_location)
     JobQueue(*owner_location).close()

@@ -301,7 +301,9 @@ class _Server(NamedTuple):
         shut_down = server.shutdown
 
         async def drain_and_shut_down(sockets: list[socket.socket] | None = None) -> None:
-            await application.state.runs.drain(self.grace_s, lambda: server.force_exit)
+            await application.state.runs.stop_runs_after_grace_period(
+                self.grace_s, lambda: server.force_exit
+            )
             await shut_down(sockets)
 
         server.shutdown = drain_and_shut_down  # type: ignore[method-assign]

@@ -41,7 +41,7 @@ from perdure.server.assistants import find_default_assistant, get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId, SortedPage
 from perdure.server.reply import JSONReply
 from perdure.server.run_request import WithoutNulls
-from perdure.server.runs import Runs, ServerRuns, convert_login_to_mapping
+from perdure.server.runs import Runs, ServerRuns, convert_raw_user_to_mapping
 from perdure.server.schedule import CronOptions, CronRequest
 from perdure.server.threads import validate_metadata
 
@@ -221,7 +221,7 @@ async def _check_cron_request_and_build_row(
         "user": identity.user,
         "acting_for": identity.acting_for,
         "permissions": sorted(identity.permissions),
-        "login": convert_login_to_mapping(identity.raw_user),
+        "login": convert_raw_user_to_mapping(identity.raw_user),
     }
     return previous_row._replace(next_at=next_at, content=content)
 
@@ -274,7 +274,7 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
     for start in range(0, len(ids), _THREADS_PER_QUERY):
         page = ids[start : start + _THREADS_PER_QUERY]
         query = ThreadQuery(ids=page, metadata=permitted["metadata"], person=call.identity.person)
-        own_ids |= await search_call.threads.find_ids_of_person(query)
+        own_ids |= await search_call.threads.find_thread_ids_of_person(query)
     return own_ids
 
 

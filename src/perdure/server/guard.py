@@ -226,7 +226,7 @@ def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp |
     try:
         _check_host(headers.get("host", ""), state.hosts)
         state.clients.count_request((scope.get("client") or ("",))[0])
-        has_session = state.sessions.add_session_key(scope)
+        has_session = state.sessions.add_session_credentials_to_request(scope)
         if has_session:
             scope["state"]["session"] = True
         if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:

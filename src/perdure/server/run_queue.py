@@ -92,7 +92,9 @@ class RunServer(GraphServer, Protocol):
     def unregister_run(self, run: Run) -> None:
         """Unregister a run whose task in this process is ending."""
 
-    def feeds_with_readers(self, tenant: str | None) -> Mapping[str, EventLog]:
+    def get_event_logs_with_readers_by_thread_id(
+        self, tenant: str | None
+    ) -> Mapping[str, EventLog]:
         """Return the event logs that currently have readers, keyed by thread id."""
 
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
@@ -214,7 +216,7 @@ class DatabaseRuns:
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
                 await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
-        feeds = self.server.feeds_with_readers(self.tenant)
+        feeds = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in feeds.keys() - executing_here:
             await self.events.append_stored_events_of_other_processes(

@@ -185,7 +185,7 @@ class Runs:
         ]
         return feed
 
-    def feeds_with_readers(self, tenant: str | None) -> dict[str, EventLog]:
+    def get_event_logs_with_readers_by_thread_id(self, tenant: str | None) -> dict[str, EventLog]:
         """Return the event logs that currently have readers, keyed by thread id."""
         return {
             id: log
@@ -254,20 +254,20 @@ class Runs:
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._drop_events_if_messages_were_erased(runs, log, thread_key, checked_at)
+                await self._drop_erased_events_and_get_check_time(runs, log, thread_key, checked_at)
             async for events in runs.events.read_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._drop_events_if_messages_were_erased(
+                    checked_at = await self._drop_erased_events_and_get_check_time(
                         runs, log, thread_key, earliest
                     )
                 if readable := [event for event in events if may_read_event(event.kind, identity)]:
                     yield readable
 
-    async def _drop_events_if_messages_were_erased(
-        self, runs: DatabaseRuns, log: EventLog, thread_key: int, earliest_read_time: float
+    async def _drop_erased_events_and_get_check_time(
+        self, runs: DatabaseRuns, log: EventLog, thread_key: int, min_check_time: float
     ) -> float:
         """Drop a thread's events from memory if messages were erased from the thread.
 
@@ -275,18 +275,18 @@ class Runs:
             runs: The runs of the database.
             log: The events.
             thread_key: The key of the thread.
-            earliest_read_time: The earliest time at which the number of erasures may have been
-                read.
+            min_check_time: The earliest time, by `time.monotonic`, at which the number of erasures
+                may have been read.
 
         Returns:
-            When the number was read, by `time.monotonic`.
+            The time at which the number of erasures was read, by `time.monotonic`.
 
         Raises:
             LookupError: Messages were erased after the events were emitted, or a run that loaded
                 the messages before is still in progress.
         """
         number, read_at = (
-            await runs.erasures.read_count(thread_key, earliest_read_time),
+            await runs.erasures.read_count(thread_key, min_check_time),
             runs.erasures.read_at,
         )
         if number is None or log.removals is None:
@@ -457,7 +457,7 @@ class Runs:
             raise StorageUnavailable(
                 "the connection to the database was lost, and is being restored; try again"
             )
-        strategy, login = request.multitask_strategy, convert_login_to_mapping(identity.raw_user)
+        strategy, login = request.multitask_strategy, convert_raw_user_to_mapping(identity.raw_user)
         sender = sender or Sender(identity.user)
         details = {
             "assistant_id": request.assistant_id,
@@ -566,15 +566,17 @@ class Runs:
                 )
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+    async def stop_runs_after_grace_period(
+        self, grace_s: float, must_stop_now: Callable[[], bool] = lambda: False
+    ) -> None:
         """Refuse new runs, wait for active runs to end, and stop those that do not end in time.
 
         Args:
             grace_s: How long to wait, in seconds.
-            is_hurried: Returns whether to stop the runs at once.
+            must_stop_now: Returns whether to stop the runs at once.
         """
         self._is_draining, deadline = True, time.monotonic() + grace_s
-        while (remaining_s := deadline - time.monotonic()) > 0 and not is_hurried():
+        while (remaining_s := deadline - time.monotonic()) > 0 and not must_stop_now():
             tasks = [run.task for run in self._under_way if run.task and run.status == "running"]
             if not tasks:
                 break
@@ -611,13 +613,13 @@ class Runs:
             await asyncio.wait([runs.task, runs.due_work])
 
 
-def convert_login_to_mapping(login: Any) -> Mapping[str, Any] | None:
+def convert_raw_user_to_mapping(raw_user: Any) -> Mapping[str, Any] | None:
     """Convert the user that an authentication handler returned to a mapping, for storage.
 
     Return None if the user has no fields. The user is stored so that another process can continue
     the user's runs.
     """
-    return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
+    return raw_user if isinstance(raw_user, Mapping) else getattr(raw_user, "__dict__", None)
 
 
 async def get_server_runs(connection: HTTPConnection) -> Runs:

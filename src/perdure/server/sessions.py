@@ -45,7 +45,7 @@ class Sessions:
         self._logins = {} if keys is None else keys
         self.login_limiter = RequestLimiter(Limits(requests_per_s=1 / 10, burst=5))
 
-    def start_session(self, key: str) -> str:
+    def start_session(self, key_or_token: str) -> str:
         """Start a session with a key or token, and return the session's id."""
         now = monotonic()
         sessions = [*self._logins.items()]
@@ -55,14 +55,14 @@ class Sessions:
         for ended_id in {name for name, _ in sessions} - retained_ids:
             self._logins.pop(ended_id, None)
         session_id = secrets.token_urlsafe(32)
-        self._logins[session_id] = key, now + _SESSION_S
+        self._logins[session_id] = key_or_token, now + _SESSION_S
         return session_id
 
     def end_session(self, connection: HTTPConnection) -> None:
         """End the session of a request."""
         self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
-    def add_session_key(self, scope: Any) -> bool:
+    def add_session_credentials_to_request(self, scope: Any) -> bool:
         """Add the session's key or token to the headers of a request that has no credentials.
 
         Return whether a key was added.
@@ -78,7 +78,7 @@ class Sessions:
         key, expires_at = self._logins.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
             return False
-        scope["headers"] = [*scope["headers"], *_build_key_headers(key)]
+        scope["headers"] = [*scope["headers"], *_build_credential_headers(key)]
         return True
 
 
@@ -105,7 +105,7 @@ async def log_in(
         if not (key and key.isascii() and key.isprintable() and len(key) <= _MAX_KEY_CHARS):
             raise Unauthenticated("the key is empty or has invalid characters; enter an API key")
         login_request = HTTPConnection(
-            {**request.scope, "headers": [*other_headers, *_build_key_headers(key)]}
+            {**request.scope, "headers": [*other_headers, *_build_credential_headers(key)]}
         )
         await request.app.state.access.identify(login_request)
     except Unauthenticated as exc:
@@ -147,11 +147,11 @@ def _restrict_to_pages(path: str) -> str:
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
-def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
+def _build_credential_headers(key_or_token: str) -> list[tuple[bytes, bytes]]:
     """Return both HTTP headers in which an API key or a token may be sent.
 
     An authentication handler may read either `Authorization` or `X-API-Key`, so both headers are
     needed.
     """
-    authorization = key if " " in key else f"Bearer {key}"
-    return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]
+    authorization = key_or_token if " " in key_or_token else f"Bearer {key_or_token}"
+    return [(b"authorization", authorization.encode()), (b"x-api-key", key_or_token.encode())]

@@ -78,7 +78,7 @@ class ThreadFrames:
             while True:
                 for run_seq, run_id, _ in await self._list_runs_after(seq):
                     async with aclosing(
-                        self._iter_run_frames(run_id, run_seq, number, modes)
+                        self._iter_event_frames_of_run(run_id, run_seq, number, modes)
                     ) as frames:
                         async for part in frames:
                             yield part
@@ -138,28 +138,28 @@ class ThreadFrames:
             await require_valid_credentials_of_same_user(self._request)
             await self._call.threads.get(self._thread_id)
 
-    async def _iter_run_frames(
-        self, run_id: str, seq: int, number: int | None, modes: Collection[str]
+    async def _iter_event_frames_of_run(
+        self, run_id: str, seq: int, last_event_number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one run, encoded as server-sent events.
 
         Args:
             run_id: The run.
             seq: The `seq` of the run.
-            number: The number of the last event that the reader has received, or None.
+            last_event_number: The number of the last event that the reader has received, or None.
             modes: The kinds of events that the reader wants.
         """
         run = await self._runs.get(self._tenant, self._thread_id, run_id)
         await self._runs.load_stored_events_that_process_lacks(run)
         has_lifecycle = not {"run_modes", "lifecycle"}.isdisjoint(modes)
-        if has_lifecycle and number is None:
+        if has_lifecycle and last_event_number is None:
             yield b"id: %d.0\n%b" % (
                 seq,
                 build_frame(METADATA_EVENT, {"run_id": run_id, "attempt": 1}),
             )
         if "run_modes" in modes and not run.events_dropped and run.protocol == "run":
             position = (
-                number,
+                last_event_number,
                 partial(require_valid_credentials_of_same_user, self._request),
                 run.seq_range,
             )

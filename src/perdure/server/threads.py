@@ -285,7 +285,7 @@ class Threads:
             former_row
             and former_row.head_metadata is not None
             and not is_waiting
-            and _is_unchanged(former_row, status)
+            and _is_row_up_to_date_after_run(former_row, status)
         ):
             return
         await self._list.aupdate_thread(
@@ -492,7 +492,7 @@ class Threads:
             offset,
         )
 
-    async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
+    async def find_thread_ids_of_person(self, query: ThreadQuery) -> set[str]:
         """Return the ids of the threads that match a query and belong to `query.person`."""
         match = self._build_thread_matcher(query)
 
@@ -611,7 +611,7 @@ class Threads:
         """
         metadata = {
             **(query.metadata or {}),
-            **dict(map(_convert_filter_condition_to_metadata, self._filter.items())),
+            **dict(map(_convert_filter_condition_to_name_and_value, self._filter.items())),
         }
         is_exact = not (metadata or query.text or query.status or query.person)
         return replace(query, metadata=metadata, is_exact=is_exact)
@@ -638,7 +638,7 @@ def already_exists_error(subject: str) -> VersionConflict:
     return VersionConflict(message)
 
 
-def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
+def _convert_filter_condition_to_name_and_value(condition: tuple[str, Any]) -> tuple[str, Any]:
     """Convert a filter condition to the metadata entry that a thread must contain to match."""
     match condition:
         case name, {"$eq": value, **others} if not others:
@@ -664,11 +664,11 @@ def _get_client_metadata_and_run_status_to_store(
     return ClientMetadata({}), "idle"
 
 
-def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
+def _is_row_up_to_date_after_run(row: ListedThread, run_status: RunStatus) -> bool:
     """Return whether a thread's row already contains the values to be stored after a run."""
-    return (_get_client_metadata_and_run_status_to_store(thread)[0], status) == (
-        thread.client,
-        thread.last_run_status,
+    return (_get_client_metadata_and_run_status_to_store(row)[0], run_status) == (
+        row.client,
+        row.last_run_status,
     )
 
 

@@ -17,7 +17,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable,
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 from perdure import settings
 from perdure.errors import SchemaMismatch
@@ -88,18 +99,23 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
     )
 
 
+# The number of changes that other connections made to the file, then the number of commits of a
+# component in this process, excluding the commits by the owner of a cache
+WriteCounts: TypeAlias = tuple[int, int]
+
+
 @dataclass(slots=True)
-class Watch:
-    """Counters with which the owner of a cache detects writes made by others.
+class OwnWrites:
+    """Counts the writes by the owner of a cache, to distinguish them from writes by others.
 
     Attributes:
-        own_commits: The number of transactions that the owner of the cache has committed.
-        epoch: The epoch after the last transaction of the owner; see
-            `Database.get_epoch_of_writes_by_others`.
+        commit_count: The number of transactions that the owner of the cache has committed.
+        writes_by_others: The counts of writes by others after the last transaction of the owner;
+            see `Database.count_writes_by_others`.
     """
 
-    own_commits: int = 0
-    epoch: object = None
+    commit_count: int = 0
+    writes_by_others: WriteCounts | None = None
 
 
 class Job(Promise[T]):
@@ -112,7 +128,7 @@ class Job(Promise[T]):
         "may_wait",
         "on_commit",
         "on_rollback",
-        "watch",
+        "own_writes",
     )
 
     def __init__(
@@ -121,7 +137,7 @@ class Job(Promise[T]):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         component: str = "",
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         deletes_rows: bool = False,
         *,
@@ -129,7 +145,7 @@ class Job(Promise[T]):
     ) -> None:
         super().__init__(is_async=is_async)
         self.make_flow, self.on_commit, self.on_rollback = make_flow, on_commit, on_rollback
-        self.component, self.watch = component, watch
+        self.component, self.own_writes = component, own_writes
         self.may_wait, self.deletes_rows = may_wait, deletes_rows
 
     def finish_with_commit(self) -> None:
@@ -141,14 +157,14 @@ class Job(Promise[T]):
             _log.exception(
                 "on_commit() failed after the write was committed; calling on_rollback()"
             )
-            self._call_on_rollback()
+            self._call_rollback_callback()
 
     def finish_with_error(self, error: BaseException) -> None:
         """Record an error that the job's flow or the commit raised, and call `on_rollback`."""
         self.error = error
-        self._call_on_rollback()
+        self._call_rollback_callback()
 
-    def _call_on_rollback(self) -> None:
+    def _call_rollback_callback(self) -> None:
         try:
             if self.on_rollback is not None:
                 self.on_rollback()
@@ -202,7 +218,7 @@ class Database(Protocol):
         """Whether writes are refused."""
 
     @property
-    def queue_location(self) -> QueueLocation | None:
+    def job_queue_location(self) -> QueueLocation | None:
         """The default job queue location, or None for an in-memory database."""
 
     @property
@@ -249,7 +265,7 @@ class Database(Protocol):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -265,7 +281,8 @@ class Database(Protocol):
             exclusive_names: The names of the objects that the flow writes, such as thread ids.
                 Other flows with one of these names wait until this flow is committed. None means
                 that all writers of the component wait.
-            watch: The watch of the cache that will hold the rows that this transaction writes.
+            own_writes: Counts the writes by the owner of the cache that will hold the rows that
+                this transaction writes.
             may_wait: Whether the write may wait 2 ms for another write, to share its transaction.
             urgent: Whether the calling thread itself commits the write if no other write is in
                 progress. This saves the time that it takes to wake the writing thread.
@@ -282,7 +299,7 @@ class Database(Protocol):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -295,19 +312,19 @@ class Database(Protocol):
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Queue a write and return immediately. If the write fails, the error is discarded."""
 
-    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return the write epoch, which changes when another writer changes the component's rows.
+    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """Return counts that change when another writer changes the component's rows.
 
-        `watch` counts the writes made by the owner of the cache, so that these writes do not change
-        the epoch. The method does no I/O and can be called in an event loop. It returns None if the
-        epoch cannot be determined without waiting.
+        `own_writes` counts the writes made by the owner of the cache, which are excluded. The
+        method does no I/O and can be called in an event loop. It returns None if the writes cannot
+        be counted without waiting.
         """
 
-    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return the write epoch, waiting briefly if a transaction is in progress.
+    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """Count the writes by others, waiting briefly if a transaction is in progress.
 
-        See `get_epoch_of_writes_by_others` for the epoch. Return None if the transaction is still
-        in progress after the wait.
+        See `count_writes_by_others`. Return None if the transaction is still in progress after the
+        wait.
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:

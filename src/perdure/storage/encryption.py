@@ -96,7 +96,7 @@ class ChecksumSeal(Seal):
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """See `Seal.unseal`."""
-        checksum = type(data) is bytes and _compute_checksum_of_data_and_associated_parts(
+        checksum = type(data) is bytes and _compute_row_checksum(
             data[:-_CRC_BYTES],
             _compute_checksum_of_associated_data(associated_data[:-1]),
             associated_data[-1],
@@ -114,9 +114,7 @@ class ChecksumSeal(Seal):
         for position, body in enumerate(bodies, first_position):
             if (
                 type(body) is not bytes
-                or _compute_checksum_of_data_and_associated_parts(
-                    body[:-_CRC_BYTES], prefix_checksum, position
-                )
+                or _compute_row_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
                 != body[-_CRC_BYTES:]
             ):
                 self.unseal(body, (*shared_data, position))
@@ -132,7 +130,7 @@ def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int
     return zlib.crc32(repr(associated_data).encode())
 
 
-def _compute_checksum_of_data_and_associated_parts(
+def _compute_row_checksum(
     data: bytes, prefix_checksum: int, last_associated_part: str | int | None
 ) -> bytes:
     """Return a checksum that covers the bytes of a row and the row's associated data.
@@ -216,17 +214,19 @@ class AESGCMSeal(Seal):
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
-    def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
+    def _decrypt_and_verify(
+        self, data: bytes, bound_data: bytes, row_for_error: AssociatedData
+    ) -> bytes:
         """Decrypt a row, and verify that `bound_data` is its associated data.
 
-        `row` identifies the row in the error message.
+        `row_for_error` identifies the row in the error message.
         """
         try:
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
         except (self._invalid, ValueError, TypeError) as exc:
             raise CorruptRecord(
-                f"the row {row!r} does not decrypt: it was damaged, changed, or moved from "
-                "another row, database or tenant; restore it from a backup"
+                f"the row {row_for_error!r} does not decrypt: it was damaged, changed, or moved "
+                "from another row, database or tenant; restore it from a backup"
             ) from exc
 
 

@@ -59,7 +59,7 @@ class ForeignPostgres:
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
         return {name for (name,) in self.fetch_rows(f"{sql} AND NOT attisdropped", table)}
 
-    def build_saver(self, serde: Any) -> Any:
+    def build_langgraph_saver(self, serde: Any) -> Any:
         """Build a langgraph `PostgresSaver` that uses this connection.
 
         Args:

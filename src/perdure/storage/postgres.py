@@ -34,9 +34,10 @@ from perdure.storage.database import (
     GROUP_WAIT_S,
     DatabaseOwner,
     Job,
+    OwnWrites,
     QueueLocation,
     Schema,
-    Watch,
+    WriteCounts,
 )
 from perdure.storage.flow import (
     CombinedRequest,
@@ -49,7 +50,7 @@ from perdure.storage.flow import (
 )
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.shared import LazyDatabase
-from perdure.storage.threads import Queues, Ticket, deliver_promise_results
+from perdure.storage.threads import Queues, Ticket, resolve_futures_in_their_threads
 
 try:
     import psycopg
@@ -78,7 +79,7 @@ try:
         is_connection_lost,
         translate_error,
     )
-    from perdure.storage.postgres_requests import Requests
+    from perdure.storage.postgres_requests import PipelineConnection
     from perdure.storage.postgres_schema import check_tenant_name, create_tables, list_table_names
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
@@ -224,8 +225,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         return (*self._source.locate_database(self._timeout_s), self._schema, self._tenant)
 
     @property
-    def queue_location(self) -> QueueLocation:
-        """See `Database.queue_location`.
+    def job_queue_location(self) -> QueueLocation:
+        """See `Database.job_queue_location`.
 
         Each tenant has its own job queue. Without tenants, the schema has a single job queue.
         """
@@ -307,7 +308,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -328,7 +329,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -354,7 +355,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             if group is not None:
                 group.jobs.append(job)
                 if not may_wait:
-                    self._close_write_group(name)
+                    self._stop_adding_to_write_group(name)
                 return job.future  # type: ignore[return-value]
             group = self._add_write_group_for_job(
                 job, exclusive_names, may_wait=may_wait and bool(name)
@@ -364,7 +365,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                     partial(self._commit_write_group, server, group, exclusive_names), is_async=None
                 )
             except BaseException:
-                self._close_write_group(name)
+                self._stop_adding_to_write_group(name)
                 group.ticket.leave()
                 raise
         return job.future  # type: ignore[return-value]
@@ -379,7 +380,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         earlier group and be committed first.
         """
         for name in exclusive_names or ():
-            self._close_write_group(name)
+            self._stop_adding_to_write_group(name)
         group = _WriteGroup(
             [job],
             self._queues.append_ticket_to_queues(*exclusive_names or ()),
@@ -389,7 +390,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             self._open_groups[exclusive_names[0]] = group
         return group
 
-    def _close_write_group(self, exclusive_name: str) -> None:
+    def _stop_adding_to_write_group(self, exclusive_name: str) -> None:
         """Close the open write group, if any, that locks the given name exclusively.
 
         A closed group accepts no more writes.
@@ -416,7 +417,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         except BaseException as exc:
             for job in jobs:
                 job.finish_with_error(exc)
-        deliver_promise_results(jobs)
+        resolve_futures_in_their_threads(jobs)
 
     def _commit_jobs(
         self, server: Server, jobs: list[Job[Any]], exclusive_names: Sequence[str] | None
@@ -440,12 +441,12 @@ class PostgresDatabase(LazyDatabase[Server]):
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.finish_with_commit()
 
-    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return None, because Postgres has no epoch that can be read without I/O."""
+    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """Return None, because writes in Postgres cannot be counted without I/O."""
         return None
 
-    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return None, as `get_epoch_of_writes_by_others` does."""
+    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """Return None, as `count_writes_by_others` does."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
@@ -531,7 +532,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return [*calls, (lock_many, keys)]
 
     def _build_function_call_statements(
-        self, conn: Requests, *calls: _FunctionCall
+        self, conn: PipelineConnection, *calls: _FunctionCall
     ) -> list[Statement]:
         """Build a SELECT that sets the schema and tenant, and makes the given function calls."""
         if not conn.keeps_session:

@@ -21,7 +21,12 @@ from perdure.storage.flow import Row, Statement
 from perdure.storage.locks import ProcessLocks
 from perdure.storage.postgres_dsn import DsnSource, redact_dsn
 from perdure.storage.postgres_errors import convert_psycopg_errors, translate_error
-from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
+from perdure.storage.postgres_requests import (
+    BorrowedConnection,
+    OwnConnection,
+    PipelineConnection,
+    build_transformer,
+)
 from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
@@ -113,7 +118,7 @@ def open_connection(
     return conn
 
 
-def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+def uses_connection_pooler(conn: psycopg.Connection[Any]) -> bool:
     """Return whether the connection goes through a pooler rather than directly to the server.
 
     With a pooler, the backend process ID announced at login differs from the result of
@@ -148,7 +153,7 @@ class Connections(Protocol):
     def name(self) -> str:
         """The name of the database for error messages. It contains no password."""
 
-    def connection(self) -> AbstractContextManager[Requests]:
+    def connection(self) -> AbstractContextManager[PipelineConnection]:
         """Provide a connection with no open transaction for the duration of the `with` block.
 
         Raises:
@@ -156,7 +161,9 @@ class Connections(Protocol):
                 closed.
         """
 
-    def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
+    def lend_replacement_connection(
+        self, lost: PipelineConnection, within_s: float
+    ) -> AbstractContextManager[PipelineConnection]:
         """Provide another connection in place of a lost one for the duration of the `with` block.
 
         If the connections come from the user's pool, the lost connection is first returned to that
@@ -170,10 +177,10 @@ class Connections(Protocol):
         """Close the connections that perdure opened itself."""
 
 
-def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None:
+def _configure_connection(conn: OwnConnection, *, pooled: bool, schema: str) -> None:
     """Configure a new connection's session, and read the server state that requests depend on."""
     set_session(conn)
-    conn.keeps_session = not pooled and not is_pooled(conn)
+    conn.keeps_session = not pooled and not uses_connection_pooler(conn)
     if conn.keeps_session:
         conn.execute("SELECT set_config('search_path', %s, false)", (schema,), prepare=False)
     ((conn.server_run, isolation),) = conn.execute(
@@ -196,10 +203,10 @@ class OwnPool(Connections):
     ) -> None:
         self._source, self._timeout_s = source, timeout_s
         self._configure = partial(_configure_connection, pooled=pooled, schema=schema)
-        self._size, self._lent = size, set[Pipelined]()
+        self._size, self._lent = size, set[OwnConnection]()
         self._pool = ConnectionPool(
             partial(source.resolve_dsn, timeout_s),
-            connection_class=Pipelined,
+            connection_class=OwnConnection,
             kwargs={"autocommit": True, "prepare_threshold": None},
             configure=self._configure,
             min_size=0,
@@ -217,7 +224,7 @@ class OwnPool(Connections):
         return self._source.name
 
     @contextmanager
-    def connection(self) -> Iterator[Pipelined]:
+    def connection(self) -> Iterator[OwnConnection]:
         """See `Connections.connection`."""
         try:
             conn = self._take_connection()
@@ -234,7 +241,7 @@ class OwnPool(Connections):
                 # If one connection is broken, the pool's idle connections are probably broken too.
                 self._pool.drain()
 
-    def _take_connection(self) -> Pipelined:
+    def _take_connection(self) -> OwnConnection:
         """Take a connection from the pool, or raise an error that says why none is available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
@@ -261,18 +268,20 @@ class OwnPool(Connections):
             ) from exc
 
     @contextmanager
-    def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
-        """See `Connections.lend_replacement`.
+    def lend_replacement_connection(
+        self, lost: PipelineConnection, within_s: float
+    ) -> Iterator[OwnConnection]:
+        """See `Connections.lend_replacement_connection`.
 
         The replacement connection is opened outside the pool.
         """
         with self._open_connection(within_s) as conn:
             yield conn
 
-    def _open_connection(self, within_s: float) -> Pipelined:
+    def _open_connection(self, within_s: float) -> OwnConnection:
         options = {"connect_timeout": max(2, int(within_s))}
         return open_connection(
-            self._source, Pipelined, self._configure, within_s=within_s, **options
+            self._source, OwnConnection, self._configure, within_s=within_s, **options
         )
 
     def _try_connecting(self, within_s: float) -> None:
@@ -327,7 +336,7 @@ class UserPool(Connections):
         return describe_pool(self._pool)
 
     @contextmanager
-    def connection(self) -> Iterator[Borrowed]:
+    def connection(self) -> Iterator[BorrowedConnection]:
         """See `Connections.connection`."""
         lent = self._borrow_connection(self._timeout_s)
         try:
@@ -336,9 +345,11 @@ class UserPool(Connections):
             self._return_connection(lent)
 
     @contextmanager
-    def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Borrowed]:
-        """See `Connections.lend_replacement`."""
-        if isinstance(lost, Borrowed):
+    def lend_replacement_connection(
+        self, lost: PipelineConnection, within_s: float
+    ) -> Iterator[BorrowedConnection]:
+        """See `Connections.lend_replacement_connection`."""
+        if isinstance(lost, BorrowedConnection):
             self._return_connection(lost)
         lent = self._borrow_connection(within_s)
         try:
@@ -346,12 +357,14 @@ class UserPool(Connections):
         finally:
             self._return_connection(lent)
 
-    def _borrow_connection(self, within_s: float) -> Borrowed:
+    def _borrow_connection(self, within_s: float) -> BorrowedConnection:
         """Borrow a connection from the pool, and prepare it for requests."""
         conn = self._take_connection(within_s)
         with self._guard:
             session = self._sessions.get(conn)
-        lent = Borrowed(conn, build_transformer() if session is None else session.transformer)
+        lent = BorrowedConnection(
+            conn, build_transformer() if session is None else session.transformer
+        )
         try:
             # The pool's `check` callback may have left a transaction open.
             lent.end_transaction()
@@ -395,7 +408,7 @@ class UserPool(Connections):
             problem = f"the {self.name} cannot make a connection: it raised {type(exc).__name__}"
         raise StorageUnavailable(problem)
 
-    def _return_connection(self, lent: Borrowed) -> None:
+    def _return_connection(self, lent: BorrowedConnection) -> None:
         """Roll back any open transaction, and return the connection to the pool.
 
         The connection keeps its session settings. If the connection has already been returned, do
@@ -436,9 +449,9 @@ class Server(SharedResource):
             connections.name, ThreadPool(_THREAD_COUNT, "perdure-postgres", is_permanent=True)
         )
         self._connections = connections
-        self.lend_replacement = connections.lend_replacement
+        self.lend_replacement_connection = connections.lend_replacement_connection
 
-    def connection(self) -> AbstractContextManager[Requests]:
+    def connection(self) -> AbstractContextManager[PipelineConnection]:
         """Provide a connection during the `with` block; see `Connections.connection`."""
         self.check_usable()
         return self._connections.connection()
@@ -487,28 +500,28 @@ class AdvisoryLocks(ProcessLocks):
         """
         with self._guard, convert_psycopg_errors(self._source.name):
             try:
-                return self._call_lock_function("pg_try_advisory_lock", name)
+                return self._call_lock_function_and_check_success("pg_try_advisory_lock", name)
             # Reconnect, because the server may have closed the connection while it was idle.
             except psycopg.OperationalError:
                 self._drop_connection()
-                return self._call_lock_function("pg_try_advisory_lock", name)
+                return self._call_lock_function_and_check_success("pg_try_advisory_lock", name)
 
     def release(self, name: str) -> None:
         """See `ProcessLocks.release`."""
         with self._guard, suppress(psycopg.Error):
             if self._conn is not None:
-                self._call_lock_function("pg_advisory_unlock", name)
+                self._call_lock_function_and_check_success("pg_advisory_unlock", name)
 
-    def _call_lock_function(self, function: str, name: str) -> bool:
+    def _call_lock_function_and_check_success(self, sql_function: str, lock_name: str) -> bool:
         """Call a Postgres advisory lock function for a lock name, and return its result."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
-            if not self._is_direct and is_pooled(self._conn):
+            if not self._is_direct and uses_connection_pooler(self._conn):
                 self._drop_connection()
                 raise ConfigurationError(build_lock_needs_direct_dsn_message(self._source.name))
-        key = compute_lock_key(*self._namespace, "lock", name)
-        ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
+        key = compute_lock_key(*self._namespace, "lock", lock_name)
+        ((is_done,),) = self._conn.execute(f"SELECT {sql_function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
 
     def change_session_number_if_connection_was_lost(self) -> None:

@@ -218,7 +218,7 @@ class DsnFunction(DsnSource):
     def __init__(
         self, function: Callable[[], object], label: str, key: Hashable, advice: str
     ) -> None:
-        _check_callable(function, label)
+        _check_is_sync_and_takes_no_arguments(function, label)
         self._function, self._label, self.key, self._advice = function, label, key, advice
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
@@ -257,7 +257,7 @@ class DsnFunction(DsnSource):
         If the function returns no valid DSN, return the pair `("", problem)`, where `problem` is a
         description for an error message.
         """
-        future = self._threads.submit(self._call_and_describe_error, is_async=False)
+        future = self._threads.submit(self._get_function_result_and_error_text, is_async=False)
         while True:
             left_s = deadline - time.monotonic()
             try:
@@ -277,7 +277,7 @@ class DsnFunction(DsnSource):
         except ConfigurationError:
             return "", f"returned {_describe_non_dsn_result(result)}"
 
-    def _call_and_describe_error(self) -> tuple[object, str]:
+    def _get_function_result_and_error_text(self) -> tuple[object, str]:
         """Call the user's function, and return the pair `(result, "")`.
 
         If the user's function raises an error, return the pair `(None, description of the error)`.
@@ -304,7 +304,7 @@ class DsnFunction(DsnSource):
         self._closed = True
 
 
-def _check_callable(function: Callable[[], object], label: str) -> None:
+def _check_is_sync_and_takes_no_arguments(function: Callable[[], object], label: str) -> None:
     """Raise ConfigurationError if a function is asynchronous or requires arguments."""
     call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     if any(inspect.iscoroutinefunction(candidate) for candidate in (function, call)):

@@ -64,7 +64,7 @@ class _AnyTextDumper(BytesBinaryDumper):
         return super().dump(obj.to_column_bytes())
 
 
-def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
+def _register_type_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register perdure's type adapters in psycopg's adapters map, and return the map."""
     # All integers are sent as the same Postgres type, so that a statement is prepared once rather
     # than once for each integer width.
@@ -77,8 +77,10 @@ def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
     return adapters
 
 
-class Requests(ABC):
-    """Sends requests over a libpq connection. The subclasses provide the connection.
+class PipelineConnection(ABC):
+    """A libpq connection that sends several statements in one request, in pipeline mode.
+
+    The subclasses provide the connection.
 
     Attributes:
         pgconn: The connection of libpq.
@@ -147,7 +149,7 @@ class Requests(ABC):
             result_keys = [
                 key
                 for index, run in runs
-                for key in self._send_statement_and_iter_ids_of_expected_results(limit, index, *run)
+                for key in self._send_statement_and_iter_result_keys(limit, index, *run)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -179,7 +181,7 @@ class Requests(ABC):
         params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
         return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send_statement_and_iter_ids_of_expected_results(
+    def _send_statement_and_iter_result_keys(
         self,
         max_prepared: int,
         statement_number: int,
@@ -239,20 +241,20 @@ else:
         poll.poll()
 
 
-class Pipelined(Requests, psycopg.Connection[Row]):
+class OwnConnection(PipelineConnection, psycopg.Connection[Row]):
     """A connection that perdure opened itself."""
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         psycopg.Connection.__init__(self, pgconn, *args)
-        _add_perdure_adapters(self.adapters)
+        _register_type_adapters(self.adapters)
         self._set_transformer_and_clear_statement_names(Transformer.from_context(self))
 
     def discard_connection(self) -> None:
-        """See `Requests.discard_connection`."""
+        """See `PipelineConnection.discard_connection`."""
         self.close()
 
 
-_ADAPTERS: Final = _add_perdure_adapters(AdaptersMap(psycopg.adapters))
+_ADAPTERS: Final = _register_type_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
 # The settings apply only to the current transaction, because a connection from the user's pool must
 # keep its own session settings.
@@ -268,7 +270,7 @@ def build_transformer() -> abc.Transformer:
     return Transformer(_ADAPTERS)
 
 
-class Borrowed(Requests):
+class BorrowedConnection(PipelineConnection):
     """A connection from a pool that the user owns.
 
     Neither the session settings nor psycopg's connection object is changed. Statements are sent
@@ -290,7 +292,7 @@ class Borrowed(Requests):
         self._set_transformer_and_clear_statement_names(transformer)
 
     def discard_connection(self) -> None:
-        """See `Requests.discard_connection`."""
+        """See `PipelineConnection.discard_connection`."""
         # Do not call `close()`. If the pool was created with `close_returns=True`, `close()` would
         # return the connection to the pool instead of closing it.
         self.pgconn.finish()

@@ -27,7 +27,7 @@ from perdure.storage.database import (
 )
 from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import compute_lock_key
-from perdure.storage.postgres_requests import Requests
+from perdure.storage.postgres_requests import PipelineConnection
 
 _SCHEMAS_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
@@ -86,7 +86,7 @@ def build_statements(script: str, tenant: str | None) -> list[Statement]:
 
 
 def create_tables(
-    conn: Requests,
+    conn: PipelineConnection,
     name: str,
     component: Schema,
     schema: str,
@@ -139,13 +139,13 @@ def create_tables(
             )
 
 
-def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
+def _run_statements(conn: PipelineConnection, *statements: Statement) -> list[Row]:
     """Execute statements without preparing them, and return the rows of the last statement."""
     return conn.send_request([*conn.settings, *statements], prepare=False)[-1]
 
 
 @contextmanager
-def _transaction_block(conn: Requests) -> Iterator[None]:
+def _transaction_block(conn: PipelineConnection) -> Iterator[None]:
     """Commit the statements of a `with` block, or roll them back on error."""
     conn.send_request([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
     try:
@@ -159,7 +159,7 @@ def _transaction_block(conn: Requests) -> Iterator[None]:
 
 
 def _schema_has_tables_of_component(
-    conn: Requests, database_name: str, component: Schema, schema_name: str
+    conn: PipelineConnection, database_name: str, component: Schema, schema_name: str
 ) -> bool:
     """Return whether the schema has the tables of a component.
 
@@ -192,7 +192,9 @@ def check_tenant_name(tenant: Any) -> str | None:
     raise ConfigurationError(f"tenant is {tenant!r:.80}; expected the name of a tenant, or None")
 
 
-def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
+def _check_schema_and_role_fit_tenant(
+    conn: PipelineConnection, schema: str, tenant: str | None
+) -> None:
     """Check that the tables have row-level security if and only if `tenant` is set.
 
     If the tables have row-level security, also check that it applies to the current role. If the

@@ -22,7 +22,7 @@ from perdure.storage.flow import (
 )
 from perdure.storage.postgres_connection import Server
 from perdure.storage.postgres_errors import is_connection_lost
-from perdure.storage.postgres_requests import Requests
+from perdure.storage.postgres_requests import PipelineConnection
 
 BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _COMMIT: Final = Statement("COMMIT")
@@ -50,7 +50,7 @@ class Transaction:
     def __init__(
         self,
         server: Server,
-        conn: Requests,
+        conn: PipelineConnection,
         begin: Sequence[Statement],
         calls: Sequence[Statement],
     ) -> None:
@@ -139,7 +139,7 @@ class Transaction:
         while time.monotonic() < deadline:
             with (
                 suppress(StorageUnavailable, psycopg.OperationalError),
-                self._server.lend_replacement(self._conn, _SETTLED_S) as conn,
+                self._server.lend_replacement_connection(self._conn, _SETTLED_S) as conn,
             ):
                 status = self._read_transaction_status(conn)
                 if status == "committed" and conn.server_run != self._conn.server_run:
@@ -155,7 +155,7 @@ class Transaction:
             "data before you write it again"
         )
 
-    def _read_transaction_status(self, conn: Requests) -> str:
+    def _read_transaction_status(self, conn: PipelineConnection) -> str:
         """Ask the server for the status of the transaction, for example `"committed"`."""
         try:
             return str(

@@ -21,7 +21,7 @@ import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.settings import TIMEOUT_S
-from perdure.storage.database import Job, QueueLocation, Schema, Watch
+from perdure.storage.database import Job, OwnWrites, QueueLocation, Schema, WriteCounts
 from perdure.storage.flow import Flow, Request, Statement, T, arun_flow, fetch_rows, run_flow
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.shared import LazyDatabase, SharedResource, inherited_resources
@@ -37,7 +37,7 @@ from perdure.storage.sqlite_connection import (
     parse_component_and_common_tables,
 )
 from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
-from perdure.storage.threads import Promise, ThreadPool, deliver_promise_results
+from perdure.storage.threads import Promise, ThreadPool, resolve_futures_in_their_threads
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 # Maximum number of threads that perform reads for coroutines
@@ -99,7 +99,7 @@ class SQLiteFile(SharedResource):
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
 
-    def submit(self, job: Job[T]) -> Any:
+    def submit_write_and_get_future(self, job: Job[T]) -> Any:
         """Submit a job to the writer, and return a future for its result."""
         writer = self._writer
         # Check `refusal` before acquiring the lock, because a forked process may have inherited the
@@ -123,7 +123,7 @@ class SQLiteFile(SharedResource):
         )
         with convert_sqlite_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:
-                with self.connector.check_and_limit_untrusted_read(conn):
+                with self.connector.check_file_and_limit_read_steps(conn):
                     return run_flow(flow, partial(execute_flow_request, conn))
             if not snapshot:
                 return run_flow(flow, partial(execute_flow_request, conn))
@@ -154,7 +154,7 @@ class SQLiteFile(SharedResource):
         """
         super().pause_for_fork()
         all_idle = [
-            readers.pause_and_check_if_reads_ended()
+            readers.block_new_reads_and_check_if_idle()
             for readers in (self.readers, self.async_readers)
         ]
         self.was_idle = all(all_idle)
@@ -291,8 +291,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return repr(self.path)
 
     @property
-    def queue_location(self) -> QueueLocation | None:
-        """See `Database.queue_location`."""
+    def job_queue_location(self) -> QueueLocation | None:
+        """See `Database.job_queue_location`."""
         return QueueLocation(f"{self.path}.jobs", "") if self._connector.is_on_disk else None
 
     @property
@@ -327,7 +327,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             elif self._begin is not None:
                 # Allow the job to use the disk reserve, because otherwise nothing could be deleted
                 # on a full disk.
-                file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
+                file.submit_write_and_get_future(
+                    Job(self._begin, deletes_rows=True, is_async=False)
+                ).result()
         except BaseException:
             file.decrement_user_count_and_shut_down_if_unused()
             raise
@@ -357,7 +359,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -368,14 +370,14 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             on_commit,
             on_rollback,
             self._component,
-            watch,
+            own_writes,
             may_wait,
             deletes_rows,
             is_async=False,
         )
         file = self._connect_once()
-        if not urgent or file.refusal or not file.writer.commit_in_calling_thread(job):
-            file.submit(job)
+        if not urgent or file.refusal or not file.writer.try_to_commit_in_calling_thread(job):
+            file.submit_write_and_get_future(job)
         return job.future.result()
 
     def awrite(
@@ -384,7 +386,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         on_commit: Callable[[T], None] | None = None,
         on_rollback: Callable[[], None] | None = None,
         exclusive_names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        own_writes: OwnWrites | None = None,
         may_wait: bool = False,
         urgent: bool = False,
         deletes_rows: bool = False,
@@ -395,19 +397,21 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             on_commit,
             on_rollback,
             self._component,
-            watch,
+            own_writes,
             may_wait,
             deletes_rows,
             is_async=True,
         )
         if self._resource is None:
-            return self._call_after_connecting(lambda file: file.submit(job))
-        return self._resource.submit(job)  # type: ignore[no-any-return]
+            return self._call_after_connecting(lambda file: file.submit_write_and_get_future(job))
+        return self._resource.submit_write_and_get_future(job)  # type: ignore[no-any-return]
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.write_later`."""
         with suppress(StorageUnavailable):
-            self._connect_once().submit(Job(make_flow, component=self._component, is_async=False))
+            self._connect_once().submit_write_and_get_future(
+                Job(make_flow, component=self._component, is_async=False)
+            )
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
@@ -418,19 +422,19 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         await self.aconnect()
         return await self._connect_once().aread(make_flow(), snapshot=snapshot)
 
-    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """See `Database.get_epoch_of_writes_by_others`."""
+    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.count_writes_by_others`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return file.writer.get_epoch_of_writes_by_others(self._component, watch)
+        return file.writer.count_writes_by_others(self._component, own_writes)
 
-    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """See `Database.wait_for_epoch_of_writes_by_others`."""
+    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.wait_and_count_writes_by_others`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return await file.writer.wait_for_epoch_of_writes_by_others(self._component, watch)
+        return await file.writer.wait_and_count_writes_by_others(self._component, own_writes)
 
     # -- maintenance
 
@@ -466,7 +470,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             "synchronous": self._connector.synchronous,
             "size_bytes": page_size * pages,
             "free_bytes": page_size * free_pages,
-            "wal_bytes": self._connector.measure_wal(),
+            "wal_bytes": self._connector.measure_wal_bytes(),
         }
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
@@ -496,7 +500,7 @@ class _PausableReads:
         self._is_pausing = False
         self._changed = threading.Condition()
 
-    def pause_and_check_if_reads_ended(self) -> bool:
+    def block_new_reads_and_check_if_idle(self) -> bool:
         """Block new reads until `resume` is called, and wait for the current reads to end.
 
         Return False if reads are still in progress after `_FORK_WAIT_S` seconds.
@@ -630,7 +634,7 @@ class AsyncReaders(_PausableReads):
                         promise.result = await self._run_flow_on_idle_connection(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
-        deliver_promise_results([promise])
+        resolve_futures_in_their_threads([promise])
 
     @asynccontextmanager
     async def _count_read_during_block(self) -> AsyncIterator[None]:

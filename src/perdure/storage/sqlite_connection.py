@@ -187,7 +187,7 @@ class Connector:
         """Whether the database is a file, which other processes can also open."""
         return self.path != MEMORY
 
-    def measure_wal(self) -> int:
+    def measure_wal_bytes(self) -> int:
         """Return the size of the write-ahead log in bytes, or 0 if there is none."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.getsize(self.path + "-wal") if self.is_on_disk else 0
@@ -267,7 +267,7 @@ class Connector:
                         conn.execute("VACUUM")
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                self._configure_writer(conn)
+                self._set_writer_pragmas(conn)
                 if not has_tables_of_this_version:
                     self._create_tables(conn, schema)
             except BaseException:
@@ -277,9 +277,9 @@ class Connector:
 
     def reopen_writer(self) -> sqlite3.Connection:
         """Open a new writing connection to replace a broken one."""
-        return self._configure_writer(self._open_connection())
+        return self._set_writer_pragmas(self._open_connection())
 
-    def _configure_writer(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+    def _set_writer_pragmas(self, conn: sqlite3.Connection) -> sqlite3.Connection:
         """Set the pragmas of a writing connection, and return the connection."""
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
         conn.execute("PRAGMA secure_delete = ON")
@@ -315,7 +315,7 @@ class Connector:
         """Raise `StorageError` if a component's tables are missing or have the wrong version."""
         with (
             contextlib.closing(self.open_reader()) as conn,
-            self.check_and_limit_untrusted_read(conn),
+            self.check_file_and_limit_read_steps(conn),
         ):
             if self.has_tables_of_component(conn, schema):
                 return
@@ -392,7 +392,7 @@ class Connector:
             raise _build_path_error(exc, path) from exc
 
     @contextlib.contextmanager
-    def check_and_limit_untrusted_read(self, conn: sqlite3.Connection) -> Iterator[None]:
+    def check_file_and_limit_read_steps(self, conn: sqlite3.Connection) -> Iterator[None]:
         """Check an untrusted file, then limit reads on the connection during the `with` block.
 
         A trusted file is not checked, and reads from it are not limited.
@@ -400,7 +400,7 @@ class Connector:
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
-        with self.guard.check_and_limit_untrusted_read(conn):
+        with self.guard.check_file_and_limit_read_steps(conn):
             yield
 
     def open_reader(self) -> sqlite3.Connection:
@@ -417,7 +417,7 @@ class Connector:
         """Open a connection for reading, and check that it can read the schema."""
         conn = self._open_connection(uri_mode)
         try:
-            with self.check_and_limit_untrusted_read(conn):
+            with self.check_file_and_limit_read_steps(conn):
                 conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except BaseException:
             conn.close()
@@ -437,7 +437,7 @@ def parse_component_and_common_tables(component_script: str) -> dict[str, TableS
 def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
     """Execute a request yielded by a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
-        return _execute_guarded(conn, request)
+        return _execute_guarded_request(conn, request)
     if isinstance(request, list):
         return list(map(partial(execute_flow_request, conn), request))
     sql, params, execute_many = request
@@ -447,7 +447,7 @@ def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
     return conn.execute(sql, params).fetchall()
 
 
-def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
+def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
     """Execute a `GuardedRequest`, and return the rows that its first statement returned.
 
     Raises:

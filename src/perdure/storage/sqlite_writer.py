@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
 from perdure.storage import sqlite_connection
-from perdure.storage.database import GROUP_WAIT_S, Job, Schema, Watch
+from perdure.storage.database import GROUP_WAIT_S, Job, OwnWrites, Schema, WriteCounts
 from perdure.storage.flow import GuardedRequest, GuardFailed, run_flow
 from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
@@ -34,7 +34,7 @@ from perdure.storage.sqlite_connection import (
     is_disk_full,
     translate_error,
 )
-from perdure.storage.threads import Promise, deliver_promise_results
+from perdure.storage.threads import Promise, resolve_futures_in_their_threads
 
 _log = logging.getLogger("perdure")
 
@@ -46,12 +46,12 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 # Minimum number of seconds between two checks that the path still refers to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
-# Maximum number of seconds that `get_epoch_of_writes_by_others` waits while another thread reads
-# the epoch
-_EPOCH_LOCK_WAIT_S: Final = 0.001
-# Maximum number of seconds that `wait_for_epoch_of_writes_by_others` waits for a transaction to end
+# Maximum number of seconds that `count_writes_by_others` waits while another thread counts
+# the writes
+_COUNT_LOCK_WAIT_S: Final = 0.001
+# Maximum number of seconds that `wait_and_count_writes_by_others` waits for a transaction to end
 # before it returns None
-EPOCH_WAIT_S: Final = 0.02
+WRITE_COUNT_WAIT_S: Final = 0.02
 # Maximum number of seconds that a scrub waits for connections that still read an older snapshot of
 # the database
 _SCRUB_WAIT_S: Final = 5.0
@@ -63,14 +63,14 @@ _FULL_DISK_VACUUM_PAGES: Final = 64
 _VACUUM_PAGES: Final = 512
 
 
-class _EpochRequest(Promise[object | None]):
-    """A coroutine's request for the write epoch of a component."""
+class _WriteCountRequest(Promise[WriteCounts | None]):
+    """A coroutine's request to count the writes by others to a component's tables."""
 
-    __slots__ = ("component", "watch")
+    __slots__ = ("component", "own_writes")
 
-    def __init__(self, component: str, watch: Watch) -> None:
+    def __init__(self, component: str, own_writes: OwnWrites) -> None:
         super().__init__(is_async=True)
-        self.component, self.watch = component, watch
+        self.component, self.own_writes = component, own_writes
         self.result = None
 
 
@@ -90,7 +90,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # Whether a thread is using the connection for anything other than reading the epoch
+        # Whether a thread is using the connection for anything other than counting writes by others
         self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -105,7 +105,7 @@ class SQLiteWriter:
         # another connection has changed the database
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
-        self._epoch_requests: deque[_EpochRequest] = deque()
+        self._write_count_requests: deque[_WriteCountRequest] = deque()
         self._is_vacuuming = False
         # Size of the WAL in bytes after the last attempt to checkpoint it
         self._last_wal_bytes = 0
@@ -113,7 +113,7 @@ class SQLiteWriter:
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self.put = self._queue.put
         self._thread = threading.Thread(
-            target=self._commit_until_end, name="perdure-write", daemon=True
+            target=self._commit_jobs_until_stop_signal, name="perdure-write", daemon=True
         )
         self._thread.start()
 
@@ -122,7 +122,7 @@ class SQLiteWriter:
         """The writing connection, which a forked process must close."""
         return self._conn
 
-    def _commit_until_end(self) -> None:
+    def _commit_jobs_until_stop_signal(self) -> None:
         """Commit queued jobs until the stop signal (None) is taken from the queue."""
         more = True
         while more:
@@ -131,14 +131,16 @@ class SQLiteWriter:
                 with self._hold_connection_lock():
                     self._commit_jobs(jobs)
                     self._free_pages_and_empty_wal()
-                while self._epoch_requests:
+                while self._write_count_requests:
                     with self._hold_connection_lock():
-                        deliver_promise_results(self._answer_and_list_waiting_epoch_requests())
+                        resolve_futures_in_their_threads(
+                            self._answer_and_list_write_count_requests()
+                        )
             # Drop the references to the finished jobs, so that their results are not kept in memory
             # until the next job arrives.
             del jobs
 
-    def commit_in_calling_thread(self, job: Job[Any]) -> bool:
+    def try_to_commit_in_calling_thread(self, job: Job[Any]) -> bool:
         """Commit a job in the calling thread if the connection is free and no jobs are queued.
 
         Returns:
@@ -188,9 +190,9 @@ class SQLiteWriter:
             flow.send(rows)
         except StopIteration as stop:
             job.result = stop.value
-        self._count_commits_by_component([job])
+        self._increment_commit_counts([job])
         job.finish_with_commit()
-        deliver_promise_results([job, *self._answer_and_list_waiting_epoch_requests()])
+        resolve_futures_in_their_threads([job, *self._answer_and_list_write_count_requests()])
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
@@ -249,43 +251,46 @@ class SQLiteWriter:
             else:
                 self._fail_jobs(jobs, error)
         else:
-            self._count_commits_by_component(jobs)
+            self._increment_commit_counts(jobs)
             for job in jobs:
                 job.finish_with_commit()
-            deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
+            resolve_futures_in_their_threads([*jobs, *self._answer_and_list_write_count_requests()])
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
             job.finish_with_error(error)
-        deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
+        resolve_futures_in_their_threads([*jobs, *self._answer_and_list_write_count_requests()])
 
-    def _count_commits_by_component(self, jobs: list[Job[Any]]) -> None:
-        """Increment the commit count of each job's component, and update the job's `watch`."""
+    def _increment_commit_counts(self, jobs: list[Job[Any]]) -> None:
+        """Increment the commit count of each job's component, and update the job's `own_writes`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
-            if job.watch is not None:
-                job.watch.own_commits += 1
-                job.watch.epoch = self._foreign_changes, commits - job.watch.own_commits
+            if job.own_writes is not None:
+                job.own_writes.commit_count += 1
+                job.own_writes.writes_by_others = (
+                    self._foreign_changes,
+                    commits - job.own_writes.commit_count,
+                )
 
-    def _answer_and_list_waiting_epoch_requests(self) -> list[_EpochRequest]:
-        """Take all epoch requests from the queue, set their results, and return the requests.
+    def _answer_and_list_write_count_requests(self) -> list[_WriteCountRequest]:
+        """Take all write count requests from the queue, set their results, and return them.
 
         Each request is removed from the queue before its result is set, because a coroutine that
-        stops waiting removes its own request concurrently. If the epoch cannot be read, the error
-        is ignored, and the result of the request is None.
+        stops waiting removes its own request concurrently. If the writes cannot be counted, the
+        error is ignored, and the result of the request is None.
         """
-        requests: list[_EpochRequest] = []
+        requests: list[_WriteCountRequest] = []
         with suppress(IndexError):
             while True:
-                requests.append(self._epoch_requests.popleft())
-        # If the epoch cannot be read, the result of each unanswered request remains None.
+                requests.append(self._write_count_requests.popleft())
+        # If the writes cannot be counted, the result of each unanswered request remains None.
         with suppress(Exception):
             if requests:
                 self._count_change_by_other_connection_if_any()
             for request in requests:
-                request.result = self._build_epoch_of_writes_by_others(
-                    request.component, request.watch
+                request.result = self._build_counts_of_writes_by_others(
+                    request.component, request.own_writes
                 )
         return requests
 
@@ -314,51 +319,53 @@ class SQLiteWriter:
             self._data_version = version
             self._foreign_changes += 1
 
-    def _build_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object:
-        """Return a pair of counts that changes when anyone other than the owner of `watch` writes.
+    def _build_counts_of_writes_by_others(
+        self, component: str, own_writes: OwnWrites
+    ) -> WriteCounts:
+        """Return counts that change when anyone other than the owner of `own_writes` writes.
 
         The first count is the number of changes made by other connections to the file. The second
         count is the number of commits by this process for the component, excluding those by the
-        owner of `watch`.
+        owner of `own_writes`.
         """
-        return self._foreign_changes, self._commit_counts[component] - watch.own_commits
+        return self._foreign_changes, self._commit_counts[component] - own_writes.commit_count
 
-    def get_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object | None:
-        """See `Database.get_epoch_of_writes_by_others`.
+    def count_writes_by_others(self, component: str, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.count_writes_by_others`.
 
         The method returns None while the writing connection is in use.
         """
         if not self.lock.acquire(blocking=False) and (
-            self._is_committing or not self.lock.acquire(timeout=_EPOCH_LOCK_WAIT_S)
+            self._is_committing or not self.lock.acquire(timeout=_COUNT_LOCK_WAIT_S)
         ):
             return None
         try:
             self._count_change_by_other_connection_if_any()
-            return self._build_epoch_of_writes_by_others(component, watch)
-        # Reading the epoch can fail because the connection is broken, or because a test tool blocks
-        # SQL that runs on the event loop.
+            return self._build_counts_of_writes_by_others(component, own_writes)
+        # Counting the writes can fail because the connection is broken, or because a test tool
+        # blocks SQL that runs on the event loop.
         except Exception:
             return None
         finally:
             self.lock.release()
 
-    async def wait_for_epoch_of_writes_by_others(
-        self, component: str, watch: Watch
-    ) -> object | None:
-        """See `Database.wait_for_epoch_of_writes_by_others`.
+    async def wait_and_count_writes_by_others(
+        self, component: str, own_writes: OwnWrites
+    ) -> WriteCounts | None:
+        """See `Database.wait_and_count_writes_by_others`.
 
-        If the writing connection is in use, the coroutine queues a request to read the epoch. The
+        If the writing connection is in use, the coroutine queues a request to count the writes. The
         thread that is using the connection sets the result of the request.
         """
-        request = _EpochRequest(component, watch)
-        self._epoch_requests.append(request)
+        request = _WriteCountRequest(component, own_writes)
+        self._write_count_requests.append(request)
         try:
             # The connection may have become free just before the request was queued.
-            epoch = self.get_epoch_of_writes_by_others(component, watch)
-            if epoch is not None:
-                return epoch
+            writes_by_others = self.count_writes_by_others(component, own_writes)
+            if writes_by_others is not None:
+                return writes_by_others
             timeout = asyncio.get_running_loop().call_later(
-                EPOCH_WAIT_S, deliver_promise_results, [request]
+                WRITE_COUNT_WAIT_S, resolve_futures_in_their_threads, [request]
             )
             try:
                 return await request.future  # type: ignore[misc,no-any-return]
@@ -368,7 +375,7 @@ class SQLiteWriter:
             # The request is no longer in the queue if the thread using the connection has already
             # taken it.
             with suppress(ValueError, IndexError):
-                self._epoch_requests.remove(request)
+                self._write_count_requests.remove(request)
 
     def _roll_back(self) -> None:
         """Roll back the current transaction, or close the connection if the rollback fails.
@@ -427,21 +434,21 @@ class SQLiteWriter:
                 # being retried forever.
                 more = False
                 try:
-                    more = self._vacuum_step()
+                    more = self._free_some_pages_and_check_if_more_remain()
                 finally:
                     self._is_vacuuming = more
             if sqlite_connection.REUSES_WAL:  # SQLite empties the WAL by itself
                 return
-            if self._connector.measure_wal() - self._last_wal_bytes > WAL_LIMIT_BYTES:
+            if self._connector.measure_wal_bytes() - self._last_wal_bytes > WAL_LIMIT_BYTES:
                 self._empty_wal_if_possible(self._conn)
 
-    def _vacuum_step(self) -> bool:
+    def _free_some_pages_and_check_if_more_remain(self) -> bool:
         """Free some unused pages of the file, and return whether unused pages remain.
 
         If the disk is full, release the reserved disk space and free all unused pages at once.
         """
         try:
-            return _vacuum_step(self._conn, _VACUUM_PAGES)
+            return _free_pages_and_check_if_more_remain(self._conn, _VACUUM_PAGES)
         except sqlite3.OperationalError as exc:
             if not is_disk_full(exc):
                 raise
@@ -469,7 +476,7 @@ class SQLiteWriter:
                     conn.execute("PRAGMA secure_delete = ON")
                     more = self._empty_wal_if_possible(conn)
                     while more:
-                        more = _vacuum_step(
+                        more = _free_pages_and_check_if_more_remain(
                             conn, _FULL_DISK_VACUUM_PAGES
                         ) and self._empty_wal_if_possible(conn)
 
@@ -498,7 +505,7 @@ class SQLiteWriter:
             pass
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
-        self._last_wal_bytes = self._connector.measure_wal()
+        self._last_wal_bytes = self._connector.measure_wal_bytes()
         return is_moved
 
     def scrub_deleted_rows(self) -> bool:
@@ -569,7 +576,7 @@ class SQLiteWriter:
             self._conn.close()
 
 
-def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
+def _free_pages_and_check_if_more_remain(conn: sqlite3.Connection, max_pages: int) -> bool:
     """Run one step of an incremental vacuum, which returns free pages to the file system.
 
     The result is True if this call freed pages and the file still has free pages.
@@ -577,6 +584,6 @@ def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
     # `Connection.execute` would stop after one page, whereas `executescript` frees all `pages`
     # pages.
-    conn.executescript(f"PRAGMA incremental_vacuum({pages})")
+    conn.executescript(f"PRAGMA incremental_vacuum({max_pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

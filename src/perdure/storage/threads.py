@@ -22,7 +22,7 @@ class Promise(Generic[T]):
     """The outcome of a task that runs in another thread, and a future for the waiting caller.
 
     The thread that executes the task sets `result` or `error`, then calls
-    `deliver_promise_results`.
+    `resolve_futures_in_their_threads`.
 
     Args:
         is_async: Whether a coroutine waits. The promise must then be created within the coroutine.
@@ -53,21 +53,21 @@ class Promise(Generic[T]):
         return not self.future.cancelled()
 
 
-def deliver_promise_results(promises: Sequence[Promise[Any]]) -> None:
+def resolve_futures_in_their_threads(promises: Sequence[Promise[Any]]) -> None:
     """Resolve the futures of several promises. Each event loop is woken only once."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
     for loop, loop_promises in by_loop.items():
         if loop is None:
-            set_future_results(loop_promises)
+            resolve_futures_in_this_thread(loop_promises)
         else:
             # The event loop is closed, so nothing is waiting for the result.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_future_results, loop_promises)
+                loop.call_soon_threadsafe(resolve_futures_in_this_thread, loop_promises)
 
 
-def set_future_results(promises: Sequence[Promise[Any]]) -> None:
+def resolve_futures_in_this_thread(promises: Sequence[Promise[Any]]) -> None:
     """Set the results of futures.
 
     An asyncio future must be resolved in the thread of its event loop.
@@ -140,7 +140,9 @@ class ThreadPool:
                 self._queued_tasks.popleft()
                 self._unfinished_count -= 1
             if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread = threading.Thread(
+                    target=self._run_tasks_until_closed, name=self._name, daemon=True
+                )
                 # Start the thread before queueing the task, so that a failed start does not leave
                 # the task in the queue.
                 thread.start()
@@ -151,7 +153,7 @@ class ThreadPool:
             self._wake_signals.put(True)
         return None if promise is None else promise.future
 
-    def _run(self) -> None:
+    def _run_tasks_until_closed(self) -> None:
         """Execute queued tasks until this thread has to stop."""
         while (task := self._take_task()) is not None:
             promise, work = task
@@ -167,7 +169,7 @@ class ThreadPool:
             with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
-                deliver_promise_results([promise])
+                resolve_futures_in_their_threads([promise])
             # Delete the references to the finished task, so that its result is not kept in memory
             # until the next task.
             del task, promise, work
@@ -261,7 +263,7 @@ class Queues:
                 # Remove abandoned tickets from the front of the queue, because nothing else removes
                 # them.
                 while queue and queue[0].is_abandoned:
-                    self._remove(queue[0])
+                    self._remove_ticket_and_notify_next(queue[0])
                     queue = self._queues.setdefault(name, deque())
                 queue.append(ticket)
             self._notify_if_first(ticket)
@@ -276,9 +278,9 @@ class Queues:
     def leave(self, ticket: Ticket) -> None:
         """See `Ticket.leave`."""
         with self._lock:
-            self._remove(ticket)
+            self._remove_ticket_and_notify_next(ticket)
 
-    def _remove(self, ticket: Ticket) -> None:
+    def _remove_ticket_and_notify_next(self, ticket: Ticket) -> None:
         """Remove a ticket from its queues, and notify each ticket that has become first in a queue.
 
         A ticket is notified only when it is first in all of its queues.
@@ -301,7 +303,7 @@ class Queues:
         if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
         if ticket.is_abandoned:
-            self._remove(ticket)
+            self._remove_ticket_and_notify_next(ticket)
         elif ticket.turn.set_running_or_notify_cancel():
             ticket.turn.set_result(None)
 
