@@ -37,8 +37,8 @@ BATCH_SIZE = 256
 # maximum number of cached vectors; they take 25 MB if each has 1,536 dimensions
 CACHE_SIZE: Final = 4096
 _MAX_THREADS: Final = 8
-# maximum number of vectors that are validated on the event loop; validating more would take over
-# 0.5 ms, so it is done in an OS thread
+# maximum number of vectors that are validated on the event loop; validating more vectors would take
+# over 0.5 ms, so larger batches are validated in an OS thread
 _MAX_CHECKED_IN_LOOP: Final = 8
 
 
@@ -248,9 +248,8 @@ class CheckedEmbedder:
         """Return the float32 embeddings of texts to be stored, one row per text.
 
         Raises:
-            EmbeddingFailed: The model raised an error, took too long, or returned a wrong answer.
-                The vectors of earlier batches stay in the cache, so that another attempt is
-                cheaper.
+            EmbeddingFailed: The model raised an error, timed out, or returned an invalid response.
+                The vectors of earlier batches stay cached, so that a retry is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
         return run_flow(

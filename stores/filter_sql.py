@@ -356,10 +356,10 @@ def _build_json_path_suffixes(key: str) -> tuple[str, ...]:
     One suffix addresses the field whose name is exactly `key`. If `key` is a path with several
     steps, another suffix addresses the nested field at that path. If `key` contains non-ASCII
     characters, each suffix is returned twice: once with the characters as plain text and once with
-    JSON escapes. Both are needed, because stored JSON can contain either form and SQLite 3.40
-    compares labels without decoding escapes. The result is empty if `key` cannot be expressed as an
-    SQLite JSON path, that is, if it contains a `[*]` step, a quotation mark, a backslash, a control
-    character or a surrogate.
+    JSON escapes. Both suffixes are needed, because stored JSON can contain either form and SQLite
+    3.40 compares labels without decoding escapes. The result is empty if `key` cannot be expressed
+    as an SQLite JSON path, that is, if it contains a `[*]` step, a quotation mark, a backslash, a
+    control character or a surrogate.
     """
     step_lists = dict.fromkeys(((key,), parse_filter_path(key)))
     if any(

@@ -232,7 +232,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
 
 
 def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Return a JSON scalar. Instances of subclasses of str, int or float become the base type."""
+    """Return a JSON scalar. Convert instances of subclasses to str, int or float."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -438,9 +438,9 @@ def parse_filter_path(key: str) -> tuple[Step, ...]:
 def _compile_field_predicate(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
-    If an object has a field named exactly `key`, dots included, `test` is applied to this field. If
-    an object has no such field, `key` is interpreted as a path. An int `key` is a position in an
-    array; the caller must ensure that the array has an element at this position.
+    If an object has a field whose name is exactly `key`, including any dots, `test` is applied to
+    this field. If an object has no such field, `key` is interpreted as a path. An int `key` is a
+    position in an array; the caller must ensure that the array has an element at this position.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])

@@ -136,8 +136,8 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     """Yield the current version of each item in one namespace."""
-    # Build a `SearchOp` instead of calling `search`, which rejects some labels that a store may
-    # contain.
+    # Build a `SearchOp` instead of calling `search`, which rejects some namespace labels that a
+    # store may contain.
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:

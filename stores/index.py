@@ -109,7 +109,7 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A measurement of an index's vector separation, with the ids of the rows that were sampled."""
+    """A measurement of an index's vector separation, and the ids of the sampled rows."""
 
     ids: Ints
     separation: VectorSeparation
@@ -120,7 +120,8 @@ class Coverage(NamedTuple):
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
-    # counter that is incremented whenever vectors are added to items that were stored without any
+    # counter that is incremented whenever vectors are added to items that were stored without
+    # vectors
     embedded: int
     # sequence number of the latest replacement, deletion or expiry that the index reflects
     closed: int
@@ -129,7 +130,7 @@ class Coverage(NamedTuple):
 class NamespaceIndex:
     """The search index of one namespace's items.
 
-    The object is not safe for use by several OS threads.
+    Instances are not thread-safe.
 
     Args:
         model: The model of the vectors, or None.
@@ -157,7 +158,8 @@ class NamespaceIndex:
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
-        # The cached view is valid at each time `t` with `_view_bounds[0] <= t < _view_bounds[1]`.
+        # The cached view is valid at any time `t` for which
+        # `_view_bounds[0] <= t < _view_bounds[1]`.
         self._view_bounds = (0, 0)
 
     @property
@@ -236,8 +238,9 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], item_ids)
         if self._sample is not None and np.isin(self._sample.ids, item_ids).any():
-            # Discard the measured vector separation, because it was measured on rows that have now
-            # been removed. Every process must obtain the same measurement for the same rows.
+            # Discard the measured vector separation, because some of the measured rows have been
+            # removed. The result must depend only on the current rows, so that every process gets
+            # the same result.
             self._sample = None
         self._compact_if_needed()
 
@@ -301,7 +304,10 @@ class NamespaceIndex:
     def _sort_vectors_by_row_position(
         self, position_of_each_row: NDArray[np.int32]
     ) -> Vectors | None:
-        """Return the vectors of all rows that have a position, ordered by position."""
+        """Return the vectors sorted by the new position of their row.
+
+        Vectors of rows without a position are omitted.
+        """
         parts = self._get_sorted_and_unsorted_vectors()
         if not parts:
             return None
@@ -378,7 +384,10 @@ class NamespaceIndex:
         return list(self.rows["id"][lacks_vector].tolist())
 
     def get_view_of_unexpired_items(self, now: int) -> IndexView:
-        """Return a view of the items not expired at `now`, a Unix timestamp in microseconds."""
+        """Return a view of the items that have not expired at the time `now`.
+
+        `now` is a Unix timestamp in microseconds.
+        """
         if self._view is not None and self._is_view_valid(now):
             return self._view
         rows, parts = self.rows, self._get_sorted_and_unsorted_vectors()
@@ -467,7 +476,10 @@ class NamespaceIndex:
     def _find_row_pairs_sharing_rare_words(
         self, position_of_each_row: NDArray[np.int32], position_limit: int
     ) -> Rows:
-        """Return pairs of rows that share a rare word, both positions below `position_limit`."""
+        """Return pairs of rows that share a rare word.
+
+        Both rows of each pair have a position below `position_limit`.
+        """
         words, rows = self._collect_words_and_their_row_positions(
             np.where(position_of_each_row < position_limit, position_of_each_row, -1)
         )
@@ -698,7 +710,7 @@ def decode_index_or_none_if_outdated(
     approximate_above: int,
     computation_fingerprint: Sequence[Any],
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Decode a stored index, or return None if the index is damaged or has another format.
+    """Decode a stored index, or return None if the index is damaged or outdated.
 
     Args:
         seal: Decrypts the stored index.
@@ -710,7 +722,7 @@ def decode_index_or_none_if_outdated(
             `PutPreparer.build_fingerprint_of_index_computation`.
 
     Returns:
-        The index, and the part of the namespace that it contains.
+        The index, and a record of how far it covers the namespace.
     """
     try:
         return _decode_index_body_or_none_if_outdated(
@@ -739,7 +751,7 @@ def encode_index_or_none_if_too_large(
 ) -> bytes | None:
     """Compact and encode an index, or return None if it is too large to be stored.
 
-    The bytes are encrypted if the file is.
+    If the database is encrypted, the encoded index is encrypted too.
     """
     index.compact()
     vectors = index.vectors
@@ -773,10 +785,11 @@ def encode_index_or_none_if_too_large(
 def _decode_index_body_or_none_if_outdated(
     body: bytes, model: Model | None, approximate_above: int, computation_fingerprint: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Decode an index from its decrypted bytes. Vectors of another model are left out.
+    """Decode an index from its decrypted bytes. Vectors of other models are omitted.
 
     Returns:
-        The index and its coverage, or None if words or vectors were computed in another way.
+        The index and its coverage, or None if the format version or the way in which words and
+        vectors are computed has changed.
     """
     begin = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:begin])

@@ -59,7 +59,7 @@ _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
 # maximum fraction of messages in which a name may occur; a more frequent word is not treated as a
 # name
 _MAX_NAME_FREQUENCY: Final = 0.003
-# pronouns by which a query may refer to the person whom the searched rows are about
+# pronouns that, in a query, may refer to the person whom the searched rows are about
 _PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
@@ -321,8 +321,8 @@ class Searcher:
     ) -> RankedRows | None:
         """Score the rows of a pool.
 
-        Return None if no row contains a word of the query or has a vector that can be compared with
-        the query.
+        Return None if no row contains a query word and no row has a vector that can be compared
+        with the query.
         """
         if not len(pool):
             return None
@@ -424,7 +424,8 @@ class Searcher:
         """
         if query.is_embedded:
             return query
-        # Open the file first, because it records which model computed its vectors.
+        # Open the database before embedding the query, because the database records which model
+        # computed its vectors.
         self._parts.database.connect()
         return replace(
             query, vector=run_operation(self._embed_query(query, selection)), is_embedded=True
@@ -470,7 +471,7 @@ class Searcher:
 def _find_mentioned_actor_codes_and_name_words(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
-    """Return the actors mentioned by name in the query, and all words of their names.
+    """Return the actors that the query mentions by name, and all words in their names.
 
     Actors whose name is only a role, such as "user", are never returned.
     """

@@ -15,11 +15,11 @@ model and 0.8 with another. If an embedder's vectors carry no meaning, the separ
 The measured separation affects search scores through the three attributes of `VectorCalibration`.
 `trust` reduces the weight of vectors if the vectors of related rows are no more similar than those
 of random rows. `gain` increases the weight of vectors, and makes the vectors of the whole
-conversation contribute to each row's score. `gain` is positive only if the rows are long and
-neighbouring rows have clearly more similar vectors than random rows. `gain` is 0 for short rows,
-because the vector of a short answer says little about the question that it answers. `origin` is the
-lowest cosine to be expected between two unrelated rows, which a search uses as the baseline when it
-converts cosines to scores. Decision 0037 has the measurements.
+conversation contribute to each row's score. `gain` is positive only if the rows are long and the
+vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for
+short rows, because the vector of a short answer says little about the question that it answers.
+`origin` is the lowest cosine to be expected between two unrelated rows, which a search uses as the
+baseline when it converts cosines to scores. Decision 0037 has the measurements.
 
 The samples are taken from the oldest rows of a namespace, so rows that are added later do not
 affect the measured separation. The separation is not stored in the database, because every process
