@@ -34,7 +34,7 @@ from perdure.effects import (
     Operation,
     build_async_function,
     build_blocking_function,
-    run_in_thread,
+    build_effect_that_runs_operation_in_thread,
     run_operation,
 )
 from perdure.errors import (
@@ -239,7 +239,9 @@ class Extraction:
 
         if anew:
             await pipeline.reset_watermark(thread_id)
-        return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
+        return await build_effect_that_runs_operation_in_thread(
+            pipeline.extract_unread(thread_id, read_thread)
+        )
 
     extract, aextract = build_blocking_function(_extract), build_async_function(_extract)
 
@@ -497,7 +499,9 @@ class RememberTurns(Learner):
             pipeline = Pipeline(
                 TurnExtractor(), self.gate, _RUN_BATCH_SIZE, scope, guards=False, loaded=loaded
             )
-            return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
+            return await build_effect_that_runs_operation_in_thread(
+                pipeline.extract_unread(thread_id, read_thread)
+            )
         except ConfigurationError:
             raise
         except Exception as exc:

@@ -99,7 +99,7 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
         return _OperationResult(stop.value)
 
 
-def run_in_thread(operation: Operation[T]) -> Effect[T]:
+def build_effect_that_runs_operation_in_thread(operation: Operation[T]) -> Effect[T]:
     """Return an `Effect` that runs an operation.
 
     In the asynchronous implementation, the operation's own code (everything between two effects)

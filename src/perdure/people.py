@@ -140,7 +140,7 @@ def export(
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    rows = _check_user_and_build_person_rows(user, saver, owners_are_people, thread_ids)
     threads, person_namespaces = _find_threads_and_namespaces_of_person(
         rows, store, namespaces, conversations_by_id
     )
@@ -192,7 +192,7 @@ def plan(
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    rows = _check_user_and_build_person_rows(user, saver, owners_are_people, thread_ids)
     options = looks_elsewhere, hand_over, conversations_by_id
     return _PersonErasure(rows, saver, store, namespaces, *options).plan()
 
@@ -236,7 +236,7 @@ def forget(
         StorageUnavailable: A run of the person does not end, or a thread is locked. Data that was
             already erased stays erased.
     """
-    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    rows = _check_user_and_build_person_rows(user, saver, owners_are_people, thread_ids)
     options = looks_elsewhere, hand_over, conversations_by_id
     return _PersonErasure(rows, saver, store, namespaces, *options).forget(timeout_s)
 
@@ -319,7 +319,7 @@ class _PersonErasure:
         self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
-            self._stop_runs(threads, timeout_s)
+            self._stop_crons_runs_and_webhooks(threads, timeout_s)
             # Erase the items before the threads, because the thread ids are needed to find the
             # person's conversations under the namespace prefix `chat_memory`.
             self._erase_items_of_person(threads, dry_run=False)
@@ -347,7 +347,7 @@ class _PersonErasure:
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
         )
 
-    def _stop_runs(self, threads: list[str], timeout_s: float) -> None:
+    def _stop_crons_runs_and_webhooks(self, threads: list[str], timeout_s: float) -> None:
         """Delete the crons, cancel the runs, and wait for the runs to end.
 
         Raises:
@@ -526,7 +526,7 @@ def _join_labels(labels: Sequence[str]) -> str:
     return "/".join(labels)
 
 
-def _build_person_rows(
+def _check_user_and_build_person_rows(
     user: str,
     saver: Checkpointer,
     owners_are_people: bool | None,
@@ -568,18 +568,19 @@ def _find_threads_and_namespaces_of_person(
     return threads, person_namespaces
 
 
-def build_unknown_person_error(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
+def build_unknown_person_error(user: str, owned_thread_ids: Sequence[str] = ()) -> UnknownPerson:
     """Build the exception for a person who has no threads, items or crons.
 
     Args:
         user: The name.
-        owned: The ids of the threads whose `owner` has this name, if owners are organisations.
+        owned_thread_ids: The ids of the threads whose `owner` has this name, if owners are
+            organisations.
     """
     advice = "names are compared exactly, and 'perdure threads' lists the users of threads"
-    if owned:
+    if owned_thread_ids:
         advice = (
-            f"the owner of {', '.join(map(repr, owned[:3]))} has this name and counts as an "
-            "organisation; if it is a person, pass --owners people or owners_are_people=True"
+            f"the owner of {', '.join(map(repr, owned_thread_ids[:3]))} has this name and counts "
+            "as an organisation; if it is a person, pass --owners people or owners_are_people=True"
         )
     return UnknownPerson(
         f"nobody of this name: no thread, item or cron belongs to {user!r}; {advice}"

@@ -202,7 +202,7 @@ class _MessagePart:
         return next((text for text in texts if text.strip()), "")
 
     @property
-    def parts(self) -> list[Any]:
+    def content_parts(self) -> list[Any]:
         """Return the text, image and audio parts of the content."""
         parts = self.content.get("parts")
         if parts is None:
@@ -215,7 +215,9 @@ class _MessagePart:
     def plain_text(self) -> str:
         """Return all text of the content."""
         return "\n".join(
-            replace_surrogates(part) for part in self.parts if isinstance(part, str) and part
+            replace_surrogates(part)
+            for part in self.content_parts
+            if isinstance(part, str) and part
         )
 
 
@@ -274,7 +276,7 @@ def _format_text_part(part: _MessagePart) -> str:
         if not get_by_path(file, str, "mime_type").startswith("image/")
     )
     pictures = {get_by_path(file, str, "id"): get_by_path(file, str, "name") for file in files}
-    pieces = (_format_content_piece(piece, pictures) for piece in part.parts)
+    pieces = (_format_content_piece(piece, pictures) for piece in part.content_parts)
     lines = [*(format_placeholder("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
 
@@ -318,7 +320,7 @@ def _format_tool_result(part: _MessagePart) -> str:
     if part.kind == "system_error":
         return format_placeholder("error", part.get_first_text("text", "name"))
     return "\n".join(
-        _format_content_piece(piece, {}) for piece in part.parts if isinstance(piece, dict)
+        _format_content_piece(piece, {}) for piece in part.content_parts if isinstance(piece, dict)
     )
 
 

@@ -161,15 +161,15 @@ def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
         raise typer.Exit(1)
 
 
-def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_ReportRow]:
+def _build_erasure_report_rows(report: Report, parts_in_files: list[Part]) -> list[_ReportRow]:
     """Build the table rows that list the erased data and the kept data.
 
     Args:
         report: The report of the erasure.
-        in_files: Counts of API keys and audit records, which are in files and are kept.
+        parts_in_files: Counts of API keys and audit records, which are in files and are kept.
     """
     rows = [_build_report_row("erase", part) for part in report.erased]
-    kept_parts = [part for part in (*report.kept, *in_files) if part.count]
+    kept_parts = [part for part in (*report.kept, *parts_in_files) if part.count]
     return rows + [_build_report_row("keep", part) for part in kept_parts]
 
 

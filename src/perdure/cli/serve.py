@@ -334,7 +334,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     [session_process] = multiprocessing.active_children()
     try:
         arguments = server, listener, manager.dict()
-        workers = [_start_worker(context, arguments) for _ in range(count)]
+        workers = [_start_worker_process(context, arguments) for _ in range(count)]
         while not received:
             wait([process.sentinel for process in (session_process, *workers)], _POLL_S)
             if not received and session_process.exitcode is not None:
@@ -353,7 +353,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
                         "yellow",
                     )
                 workers = [
-                    _start_worker(context, arguments) if worker in dead else worker
+                    _start_worker_process(context, arguments) if worker in dead else worker
                     for worker in workers
                 ]
         for worker in workers:
@@ -372,14 +372,14 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     signal.raise_signal(received[0])
 
 
-def _start_worker(context: SpawnContext, arguments: tuple[Any, ...]) -> SpawnProcess:
+def _start_worker_process(context: SpawnContext, worker_arguments: tuple[Any, ...]) -> SpawnProcess:
     """Start a worker process."""
-    worker = context.Process(target=_run_worker, args=arguments)
+    worker = context.Process(target=_serve_in_worker_process, args=worker_arguments)
     worker.start()
     return worker
 
 
-def _run_worker(
+def _serve_in_worker_process(
     server: _Server, listener: socket.socket, sessions: MutableMapping[str, Any]
 ) -> None:
     """Serve requests in a worker process."""
@@ -566,15 +566,15 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
             "--new-key prints the entry instead of writing it to a file; remove --keys, and append "
             f">> {keys} to the command"
         )
-    team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
+    team_names = [_quote_toml_string(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = create_api_key_and_hash(user)
     print_note(f"the API key of the user {user}, which is printed only once:\n{key}")
-    print_text(f'[[keys]]\nuser = {_quote_toml(user)}\nsha256 = "{digest}"')
+    print_text(f'[[keys]]\nuser = {_quote_toml_string(user)}\nsha256 = "{digest}"')
     if team_names:
         print_text(f"teams = [{', '.join(team_names)}]")
 
 
-def _quote_toml(text: str) -> str:
+def _quote_toml_string(text: str) -> str:
     """Return text as a quoted string of TOML."""
     import json
 

@@ -557,7 +557,7 @@ class _TablePages:
     table: Table
     last_key: Sequence[Any]
 
-    def read_next(self) -> Flow[list[Row]]:
+    def read_next_page(self) -> Flow[list[Row]]:
         """Read and decrypt the next page of rows.
 
         Return an empty list if the table has no more rows.
@@ -714,7 +714,7 @@ class DatabaseCopy:
             pages = _TablePages(
                 source, table, table.key_before(target.database.read(last_number)[0][0])
             )
-            while rows := (yield from pages.read_next()):
+            while rows := (yield from pages.read_next_page()):
                 target.database.write(partial(_execute, target.build_inserts(table, rows)))
                 self.progress(len(rows))
         settings = yield from source.read_settings()
@@ -738,8 +738,8 @@ class DatabaseCopy:
         # must not count the same rows twice.
         self.row_counts[table.name] = 0
         while True:
-            source_rows = yield from source_pages.read_next()
-            target_rows = target.database.read(target_pages.read_next)
+            source_rows = yield from source_pages.read_next_page()
+            target_rows = target.database.read(target_pages.read_next_page)
             if not source_rows and not target_rows:
                 return {source.format_owner(owner) for owner in unmatched.values()}
             self.row_counts[table.name] += len(source_rows)
