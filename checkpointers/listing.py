@@ -134,7 +134,7 @@ class Listing:
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
-                    raise build_damaged_index_error(f"the metadata entries of checkpoint {row[0]}")
+                    raise build_damaged_index_error(f"the metadata index of checkpoint {row[0]}")
                 last_key = row[0]
                 if metadata_matches(
                     self._check_metadata_index_and_decode_metadata(thread_id, ns, row, tag, True),
@@ -179,7 +179,7 @@ class Listing:
             )
             if has_index_entry == (index_tag in compute_metadata_tags(self.seal, metadata)):
                 return metadata
-        raise build_damaged_index_error(f"the metadata entries of checkpoint {row[0]}")
+        raise build_damaged_index_error(f"the metadata index of checkpoint {row[0]}")
 
     # -- within a thread
 
@@ -225,7 +225,7 @@ class Listing:
         thread_key, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread_key)
         if any(head > seq for _, _, head in namespaces):
-            raise build_damaged_index_error(f"the last sequence number of thread {thread_id!r}")
+            raise build_damaged_index_error(f"the index of the last put of thread {thread_id!r}")
         return seq, namespaces
 
     def _iter_sort_seqs_addresses_and_rows(

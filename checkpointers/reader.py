@@ -146,7 +146,8 @@ class CheckpointReader:
         checkpoint_id = decode_stored_id(row[1])
         if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
             raise build_damaged_index_error(
-                f"checkpoint {address.checkpoint_id!r} of thread {address.thread_id!r}"
+                f"the index entry of checkpoint {address.checkpoint_id!r} in thread "
+                f"{address.thread_id!r}"
             )
         thread = self._find_cached_thread(
             address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
@@ -479,7 +480,9 @@ class CheckpointReader:
             "find_checkpoint", namespace_key, encode_id_for_storage(checkpoint_id)
         )
         if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
-            raise build_damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
+            raise build_damaged_index_error(
+                f"the index entry of checkpoint {checkpoint_id!r} in thread {thread_id!r}"
+            )
         return (
             (
                 yield from self.decrypt_checkpoint_row_and_unflatten_ranges(
@@ -862,6 +865,6 @@ def build_damaged_index_error(entry: str) -> CorruptRecord:
     """Build the exception to raise if an index entry does not match the row it points to.
 
     Args:
-        entry: The entry, such as "checkpoint 'c1' of thread 't1'".
+        entry: The entry, such as "the index entry of checkpoint 'c1' in thread 't1'".
     """
-    return CorruptRecord(f"an index is damaged at {entry}; restore the database from a backup")
+    return CorruptRecord(f"{entry} is damaged; restore the database from a backup")

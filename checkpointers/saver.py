@@ -557,8 +557,8 @@ def choose_serializer(
         return serde, seal, stored_types
     if not isinstance(seal, ChecksumSeal):
         raise ConfigurationError(
-            "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
-            "PERDURE_KEY) each row is also bound to its position"
+            "both a key and an EncryptedSerializer are set; use only one of them. "
+            "Prefer key= or PERDURE_KEY, which also detect a value that was moved to another row"
         )
     # Do not encrypt single values with the EncryptedSerializer, because equal values would be
     # encrypted to different bytes, which cannot be compared. Instead, `LangGraphSeal` encrypts

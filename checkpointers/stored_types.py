@@ -276,7 +276,9 @@ class StoredTypes:
                 registered, "returned a single text instead of a list of texts"
             )
         if not all(isinstance(text, str) for text in texts):
-            raise _build_texts_function_error(registered, "returned an element that is not text")
+            raise _build_texts_function_error(
+                registered, "returned a list with an element that is not text"
+            )
         return texts
 
 

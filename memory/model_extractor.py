@@ -209,7 +209,7 @@ def build_memory_proposal(
         elif proposed.key in revisions:
             outcomes.append(
                 _build_refused_outcome(
-                    "changes a memory that an earlier operation in the answer already changes",
+                    "an earlier change in the same answer already changes this memory",
                     proposed.key,
                 )
             )
@@ -228,15 +228,15 @@ def _build_addition_or_revision(
     """
     messages = _get_messages_by_number(change.messages, batch)
     if not messages:
-        raise InvalidPatch("does not cite any message as its source")
+        raise InvalidPatch("the change does not cite any message as its source")
     if isinstance(change, EpisodeFound):
         texts = {name: make_storable(getattr(change, name)) for name in ("input", "outcome", "why")}
         if not texts["input"] or not texts["outcome"]:
-            raise InvalidPatch("adds an episode that has no input or no outcome")
+            raise InvalidPatch("the change adds an episode without an input or without an outcome")
         return _build_addition(batch.build_candidate(messages, texts["input"], EPISODE, **texts))
     text = make_storable(change.text or "")
     if not text and change.action != "delete":
-        raise InvalidPatch(f"has the action {change.action!r}, but no text")
+        raise InvalidPatch(f"the change has the action {change.action!r}, but no text")
     fields = {name: make_storable(getattr(change, name) or "") for name in ("about", "when")}
     details = {name: part for name, part in fields.items() if part}
     candidate = batch.build_candidate(messages, text, FACT, **details)
@@ -244,7 +244,9 @@ def _build_addition_or_revision(
         return _build_addition(candidate)
     memory = shown_memories.get(change.memory or "")
     if memory is None:
-        raise InvalidPatch(f"names the memory {change.memory!r:.40}, which the model was not shown")
+        raise InvalidPatch(
+            f"the change refers to the memory {change.memory!r:.40}, which was not in the prompt"
+        )
     kind: Any = f"{change.action}d"
     return Revision(memory.key, kind, candidate)
 

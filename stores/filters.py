@@ -192,7 +192,7 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
             the part.
     """
     if filter is not None and not isinstance(filter, Mapping):
-        raise _build_filter_error((), "a mapping of fields to conditions", filter)
+        raise _build_filter_error((), "expected a mapping of fields to conditions", filter)
     node = _parse_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
     return Filter(node, _compile_filter_node(node), {})
 
@@ -218,7 +218,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise _build_filter_error(path, "keys that are strings", key)
+                raise _build_filter_error(path, "expected keys that are strings", key)
         entries = [(str.__str__(key), part) for key, part in value.items()]
         return {
             key: _copy_as_plain_json(part, (*path, key), value_counter) for key, part in entries
@@ -241,7 +241,7 @@ def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float
         return int(value)
     if isinstance(value, float):
         return float(value)
-    raise _build_filter_error(path, "a JSON value (dates as ISO strings)", value)
+    raise _build_filter_error(path, "expected a JSON value (dates as ISO strings)", value)
 
 
 def _parse_document(
@@ -259,7 +259,9 @@ def _parse_document(
             )
         elif key in OPERATORS:
             advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
-            raise _build_filter_error(key_path, "a field name, $and, $or or $not", key, advice)
+            raise _build_filter_error(
+                key_path, "expected a field name, $and, $or or $not", key, advice
+            )
         elif key.startswith("$"):
             raise _build_unknown_name_error(path, "operator", key, OPERATORS)
         elif fields is not None and parse_filter_path(key)[0] not in fields:
@@ -290,7 +292,9 @@ def _parse_value_condition(value: Any, path: _FilterPath) -> Node:
     if len(operators) < len(value):
         name = next(key for key in value if not key.startswith("$"))
         advice = f"to combine {operators[0]} with the field {name!r}, put both under $and"
-        raise _build_filter_error(path, "either only operators or only fields", value, advice)
+        raise _build_filter_error(
+            path, "expected either only operators or only fields", value, advice
+        )
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
 
@@ -299,7 +303,7 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     key_path = (*path, key)
     steps = len(parse_filter_path(key))
     if steps > MAX_STEPS:
-        raise _build_filter_error(key_path, f"a path of at most {MAX_STEPS} steps", steps)
+        raise _build_filter_error(key_path, f"expected a path of at most {MAX_STEPS} steps", steps)
     return FieldCondition(key, _parse_value_condition(value, key_path))
 
 
@@ -311,13 +315,13 @@ def _parse_operator(operator: str, operand: Any, path: _FilterPath) -> Node:
     if operator not in OPERATORS:
         raise _build_unknown_name_error(path, "operator", operator, OPERATORS)
     if operator in ("$in", "$nin") and not isinstance(operand, list):
-        raise _build_filter_error(operator_path, "a list of values", operand)
+        raise _build_filter_error(operator_path, "expected a list of values", operand)
     if operator == "$exists" and not isinstance(operand, bool):
-        raise _build_filter_error(operator_path, "True or False", operand)
+        raise _build_filter_error(operator_path, "expected True or False", operand)
     if operator in ORDER_OPERATORS and (
         isinstance(operand, bool) or not isinstance(operand, int | float | str)
     ):
-        raise _build_filter_error(operator_path, "a number or a string", operand)
+        raise _build_filter_error(operator_path, "expected a number or a string", operand)
     if operator in ("$ne", "$nin"):
         return Negation(Comparison("$eq" if operator == "$ne" else "$in", operand))
     return Comparison(operator, operand)
@@ -332,14 +336,14 @@ def _parse_logical_operator(
     """Parse `$and`, `$or` or `$not`. `parse_part` parses each operand."""
     if operator == "$not":
         if not isinstance(operand, dict):
-            raise _build_filter_error(path, "a filter", operand)
+            raise _build_filter_error(path, "expected a filter", operand)
         return Negation(parse_part(operand, path))
     if not isinstance(operand, list) or not operand:
-        raise _build_filter_error(path, "a non-empty list of filters", operand)
+        raise _build_filter_error(path, "expected a non-empty list of filters", operand)
     parts = []
     for number, part in enumerate(operand):
         if not isinstance(part, dict):
-            raise _build_filter_error((*path, number), "a filter", part)
+            raise _build_filter_error((*path, number), "expected a filter", part)
         parts.append(parse_part(part, (*path, number)))
     return AllOf(tuple(parts)) if operator == "$and" else AnyOf(tuple(parts))
 
@@ -350,12 +354,12 @@ def _combine_all(parts: Sequence[Node]) -> Node:
 
 
 def _build_filter_error(
-    path: _FilterPath, expected: str, value: object, advice: str = ""
+    path: _FilterPath, expectation: str, value: object, advice: str = ""
 ) -> InvalidFilter:
     """Build an error that names the part of the filter, the expected value and the actual value."""
     suffix = f"; {advice}" if advice else ""
     return InvalidFilter(
-        f"{_format_filter_path(path)}: expected {expected}, got {_format_short_repr(value)}{suffix}"
+        f"{_format_filter_path(path)}: {expectation}, got {_format_short_repr(value)}{suffix}"
     )
 
 

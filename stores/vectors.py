@@ -123,42 +123,48 @@ def check_and_normalize_vectors(
     items = answer if isinstance(answer, list | tuple) else ()
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
     if len(vector_lengths) == text_count and len(set(vector_lengths)) > 1:
-        problem = f"vectors with {min(vector_lengths)} to {max(vector_lengths)} dimensions"
+        problem = f"returned vectors with {min(vector_lengths)} to {max(vector_lengths)} dimensions"
         raise _build_invalid_vectors_error(
-            model_name, problem, "vectors with the same number of dimensions"
+            model_name, problem, "expected vectors with the same number of dimensions"
         )
     try:
         rows = np.asarray(answer)
     # The model may return any object, and its conversion to an array may raise any exception.
     except Exception as exc:
         raise _build_invalid_vectors_error(
-            model_name, f"{answer!r:.80} ({exc})", "a list of vectors"
+            model_name, f"returned {answer!r:.80} ({exc})", "expected a list of vectors"
         ) from exc
     if rows.ndim and len(rows) != text_count:
         raise _build_invalid_vectors_error(
             model_name,
-            f"{len(rows)} vectors for {text_count} texts",
-            "one vector for each text, in order",
+            f"returned {len(rows)} vectors for {text_count} texts",
+            "expected one vector for each text, in order",
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
         raise _build_invalid_vectors_error(
-            model_name, f"{answer!r:.80}", "a list of vectors, each a list of numbers"
+            model_name,
+            f"returned {answer!r:.80}",
+            "expected a list of vectors, where each vector is a list of numbers",
         )
     if dims is not None and rows.shape[1] != dims:
         raise _build_invalid_vectors_error(
-            model_name, f"vectors with {rows.shape[1]} dimensions", f"{dims} dimensions"
+            model_name,
+            f"returned vectors with {rows.shape[1]} dimensions",
+            f"expected {dims} dimensions",
         )
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
-        problem = f"{rows[row, column]!s} at position {column} of vector {row}"
-        raise _build_invalid_vectors_error(model_name, problem, "finite numbers")
+        problem = f"returned {rows[row, column]!s} at position {column} of vector {row}"
+        raise _build_invalid_vectors_error(model_name, problem, "expected finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
 
-def _build_invalid_vectors_error(model_name: str, problem: str, expected: str) -> EmbeddingFailed:
+def _build_invalid_vectors_error(
+    model_name: str, problem: str, expectation: str
+) -> EmbeddingFailed:
     """Build the error for an invalid response from an embedding model."""
     return EmbeddingFailed(
-        f"the embedder {model_name!r} returned {problem}; expected {expected}. Correct the "
+        f"the embedder {model_name!r} {problem}; {expectation}. Correct the "
         "embedder, or open the store with another embedder"
     )
 

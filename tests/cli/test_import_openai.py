@@ -112,7 +112,7 @@ def test_batch_requests_are_imported_with_their_responses(tmp_path: Path) -> Non
     assert sorted(entry["reason"] for entry in report["skipped"]) == [
         "a batch request failed: batch_expired",
         "a batch request to '/v1/embeddings' contains no conversation",
-        "the request of a batch response is missing; import the batch's input file in the same "
+        "a batch response has no matching request; import the batch's input file in the same "
         "command",
     ]
     assert read_all_thread_texts() == [

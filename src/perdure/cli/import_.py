@@ -92,7 +92,9 @@ def import_(
     renamed: Annotated[
         list[str] | None,
         typer.Option(
-            "--as", metavar="ID=NEW", help="Import the thread ID of a perdure database as NEW."
+            "--as",
+            metavar="ID=NEW",
+            help="Import the thread with id ID under the new id NEW.",
         ),
     ] = None,
     max_value_mb: Annotated[

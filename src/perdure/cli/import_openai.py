@@ -143,7 +143,7 @@ class OpenAIBatches:
             raise MalformedPart(f"a batch request failed: {shorten_line(reason, 80)}")
         if not requests:
             raise MalformedPart(
-                "the request of a batch response is missing; import the batch's input file in the "
+                "a batch response has no matching request; import the batch's input file in the "
                 "same command"
             )
         if len(requests) > 1:

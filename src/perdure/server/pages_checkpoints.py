@@ -156,8 +156,8 @@ async def show_checkpoint(
     if channel is not None:
         if channel not in values:
             raise UnknownCheckpoint(
-                f"the checkpoint {checkpoint!r} has no channel {channel!r}; open the checkpoint "
-                "again"
+                f"the checkpoint {checkpoint!r} has no channel {channel!r}; open the checkpoint's "
+                "page to see its channels"
             )
         return render_page(request, "checkpoint.html", **page_fields, value=values[channel])
     status = await target.saver.astatus(
