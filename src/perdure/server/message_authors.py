@@ -32,7 +32,9 @@ from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER_TURN
 
 T = TypeVar("T")
-# Task path of the write that `label_checkpoint` stores. langgraph ignores writes with this suffix.
+# Channel and task path of the write that `label_checkpoint` stores. langgraph ignores the write,
+# because no task has its id.
+_LABEL_CHANNEL: Final = "__state_from_others"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
 _HUMAN_ROLES: Final = ("user", "human")
 # Prefix of the namespaces for internal data of perdure, such as model views.
@@ -72,7 +74,7 @@ class RunMessageMarker:
         metadata: Mapping[str, Any] = checkpoint.metadata
         pending_writes = checkpoint.pending_writes or ()
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
-            channel == STATE_FROM_OTHERS for _, channel, _ in pending_writes
+            channel == _LABEL_CHANNEL for _, channel, _ in pending_writes
         )
         self.record_loaded_values(address, checkpoint.checkpoint["channel_values"].values())
         self.record_loaded_values(address, (value for _, _, value in pending_writes))
@@ -233,7 +235,7 @@ async def label_checkpoint(saver: Checkpointer, config: RunnableConfig) -> None:
     position = {name: configurable[name] for name in names if configurable.get(name)}
     checkpoint = await saver.aget_tuple({"configurable": {"checkpoint_ns": "", **position}})
     if checkpoint is not None:
-        write = (STATE_FROM_OTHERS, True)
+        write = (_LABEL_CHANNEL, True)
         await saver.aput_writes(checkpoint.config, [write], STATE_FROM_OTHERS, _LABEL_PATH)
 
 
