@@ -113,8 +113,8 @@ _EMPTY_SAMPLE: Final = SampleStatistics()
 class VectorCalibration(NamedTuple):
     """The weight of vectors in search scores.
 
-    Vectors get more weight the further the measured cosines of related rows exceed those of random
-    rows.
+    The more the measured cosines of related rows exceed those of random rows, the more weight
+    vectors get.
 
     Attributes:
         trust: The factor by which the usual weight of vectors is multiplied, from 0 to 1.
@@ -133,7 +133,7 @@ USUAL: Final = VectorCalibration()
 
 @dataclass(frozen=True)
 class VectorSeparation:
-    """Samples of cosines that show how well vectors separate related rows from random rows.
+    """Samples of cosines, which show how well vectors separate related rows from random rows.
 
     The cosines are sampled from one or more namespaces.
 
@@ -150,7 +150,7 @@ class VectorSeparation:
     words: SampleStatistics = _EMPTY_SAMPLE
 
     def combine_with(self, other: VectorSeparation) -> VectorSeparation:
-        """Return a new object that combines the samples of both objects."""
+        """Return a new object with the combined samples of both objects."""
         return VectorSeparation(
             self.neighbours.combine_with(other.neighbours),
             self.sharing.combine_with(other.sharing),
@@ -160,8 +160,9 @@ class VectorSeparation:
 
     @cached_property
     def vector_weight_calibration(self) -> VectorCalibration:
-        """The weight of vectors in search scores, computed from the samples."""
-        # `self.random` is empty if no rows were measured, or if all vectors are equal.
+        """The weight that vectors get in search scores, as computed from the samples."""
+        # The sample of random pairs is empty if no rows were measured, or if all measured rows have
+        # the same vector.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL
         trust = self.compute_vector_weight_factor(self.sharing)
@@ -175,22 +176,23 @@ class VectorSeparation:
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
     def compute_vector_weight_factor(self, cosine_sample: SampleStatistics) -> float:
-        """Return the value of `trust`, the factor for the weight of vectors, based on one sample.
+        """Return the factor `trust` for the weight of vectors, computed from one sample of cosines.
 
-        The value is from 0 to 1. It is 0 if the sample's cosines are no higher than those of random
-        pairs.
+        The factor ranges from 0 to 1. A large sample whose cosines are no higher than those of
+        random pairs gives 0.
         """
         return _interpolate(
             self._compute_separation_from_random_pairs(cosine_sample), _USELESS, _USEFUL
         )
 
     def _compute_separation_from_random_pairs(self, cosine_sample: SampleStatistics) -> float:
-        """Return the separation between the cosines in a sample and those of random pairs of rows.
+        """Return the separation of a sample of cosines from the cosines of random pairs of rows.
 
-        The separation is the mean cosine of the sample minus the mean cosine of random pairs,
-        divided by the standard deviation of the cosines. The result is averaged with the default
-        separation `_PRIOR`, which counts as `_PRIOR_PAIRS` pairs. With few pairs, the result is
-        therefore close to `_PRIOR`, which gives vectors their usual weight.
+        The measured separation is the mean cosine of the sample minus the mean cosine of random
+        pairs, divided by the standard deviation of the cosines. The result is a weighted average of
+        the measured separation and the default separation `_PRIOR`, whose weight is that of
+        `_PRIOR_PAIRS` pairs. With few measured pairs, the result therefore stays close to `_PRIOR`,
+        at which vectors have their usual weight.
         """
         count = min(cosine_sample.size, self.random.size)
         spread = math.sqrt((cosine_sample.variance + self.random.variance) / 2)
@@ -206,9 +208,9 @@ def _interpolate(value: float, low: float, high: float) -> float:
 def compute_separation_sample_size(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
-    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. Only the
-    three most significant bits of the number are kept, so adding a row rarely changes the result,
-    and the separation rarely has to be measured again.
+    The result is the number of rows with vectors, rounded down to three significant bits and capped
+    at `MAX_ROWS`. Because of the rounding, the result rarely changes when a row is added, so the
+    separation rarely has to be measured again.
     """
     if row_count < _MIN_ROWS:
         return 0
@@ -225,7 +227,7 @@ def measure_how_vectors_separate_related_rows(
 ) -> VectorSeparation:
     """Measure how well the vectors in a namespace separate related rows from random rows.
 
-    Each array argument has one element per measured row, in row id order.
+    Each array argument has one element per measured row, ordered by row id.
 
     Args:
         vectors: One vector of length 1 for each row; float[n, dims].
@@ -243,8 +245,8 @@ def measure_how_vectors_separate_related_rows(
         thread_codes[first_rows] >= 0
     )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # Sort the pairs of neighbouring rows by row index. Up to this point, they are sorted by
-    # conversation code, and the codes can differ between processes.
+    # Sort the pairs of neighbouring rows by row index. Up to this point, the pairs are in the order
+    # of the thread codes, which can differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -270,11 +272,11 @@ def measure_how_vectors_separate_related_rows(
 
 
 def _compute_cosine_statistics(vectors: Floats, row_pairs: Ints) -> SampleStatistics:
-    """Compute the cosine of the two vectors in each pair, and return the moments of the cosines.
+    """Compute the cosine of each pair of rows, and return the statistics of the cosines.
 
-    The moments are the count, the sum and the sum of squares. Pairs of rows with equal vectors are
-    left out, because repeated texts, such as an assistant's "Noted.", would give many random pairs
-    a cosine of 1.
+    The statistics are the count, the sum and the sum of squares. Pairs of rows with equal vectors
+    are ignored, because repeated texts, such as an assistant's "Noted.", would give many random
+    pairs a cosine of 1.
     """
     chosen = _sample_row_pairs_evenly(row_pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]

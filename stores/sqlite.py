@@ -20,7 +20,7 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-# Read the SQL files at import time, because reading a file later could block an event loop.
+# Read the SQL files at import time, because a later read could block an event loop.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", add_transcript_tables_to_schema(_SQL["schema"]))
 
@@ -70,7 +70,7 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    # class of the database connection; tests replace it
+    # class that is used for database connections; tests override it
     _connection_class = sqlite3.Connection
 
     def __init__(

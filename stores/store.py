@@ -1,7 +1,7 @@
-"""Public methods of a store, and of a scope, which is a store limited to a namespace prefix.
+"""Public methods of stores and of scopes, which are stores limited to a namespace prefix.
 
-Read methods are blocking, and their async variants run them in a worker thread. Each write method
-is implemented as one coroutine for blocking and async callers (see `perdure.effects`). Methods that
+Read methods block, and their async variants run them in a worker thread. Each write method is
+implemented as one coroutine for blocking and async callers (see `perdure.effects`). Methods that
 act on all namespaces of a database are in `perdure.stores.whole_store`.
 """
 
@@ -80,9 +80,9 @@ class Store(BaseStore):
 
         Reads see the state before the batch. If the batch contains several puts of one key, only
         the last one is written. A `PutItem` supports all options of `put`, whereas langgraph's
-        `PutOp` supports neither provenance nor conditions. If the `refresh_ttl` of a read is true
-        (langgraph's default), the read refreshes the TTLs of the items that it returns, unless the
-        store was opened with `ttl={"refresh_on_read": False}`.
+        `PutOp` supports neither provenance nor conditions. A read with `refresh_ttl=True`
+        (langgraph's default) refreshes the TTLs of the items that it returns, unless the store was
+        opened with `ttl={"refresh_on_read": False}`.
 
         Args:
             ops: The operations.
@@ -118,8 +118,8 @@ class Store(BaseStore):
     async def _embed_query_of_search_op(self, op: Op | PutItem) -> SearchQuery | None:
         """Embed a search query if vectors are computed by another process, such as a model server.
 
-        Return the query with its vector. Return None if the operation is not a search, or if
-        vectors are computed in this process.
+        Return the query with its vector. Return None if the operation is not a search, or if this
+        process computes vectors itself.
         """
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
@@ -137,8 +137,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # In LangGraph's operations, `refresh_ttl` defaults to True, so True does not override the
-        # store's configuration. With False, the read does not refresh the TTLs of items.
+        # In LangGraph's operations, `refresh_ttl` defaults to True, so True means that the store's
+        # configuration decides. False prevents the read from refreshing TTLs.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -149,7 +149,7 @@ class Store(BaseStore):
     # -- writing
 
     async def _write_puts(self, puts: Sequence[Put]) -> None:
-        """Compute the vectors for puts, and write the puts."""
+        """Compute the embeddings of items to be stored, and write the items."""
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.write_puts(puts, self._parts.now(), model)
         if model is not None:
@@ -323,10 +323,10 @@ class Store(BaseStore):
 
         With a query, return the best results.
 
-        Without a query, items are ordered by namespace and then by creation time. A put does not
-        move items between pages: a new item comes last in its namespace, and a replaced item keeps
-        its position. Deleting an item moves each later item up by one position. To page through an
-        unchanging snapshot, pass the same `as_of` for every page.
+        Without a query, items are ordered by namespace and then by creation time. Within a
+        namespace, storing an item does not move other items between pages. A new item comes last,
+        and a replaced item keeps its position. Deleting an item moves each later item up one
+        position. To page through an unchanging snapshot, pass the same `as_of` for every page.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -408,8 +408,8 @@ class Store(BaseStore):
     ) -> list[Namespace]:
         """Return the namespaces that contain items, sorted.
 
-        If there is no prefix, or if the prefix begins with `"*"`, perdure's internal namespaces are
-        omitted. `prefix=("perdure",)` lists them.
+        Perdure's internal namespaces are omitted if no prefix is given or if the prefix begins with
+        `"*"`. `prefix=("perdure",)` lists them.
 
         Args:
             prefix: The labels that the namespaces begin with. `"*"` matches any one label.
@@ -427,10 +427,10 @@ class Store(BaseStore):
         return self._list_namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
     def find_namespaces(self, label: str) -> list[Namespace]:
-        """Return all namespaces that contain a label, sorted.
+        """Return all namespaces that contain the given label at any position, sorted.
 
-        The list includes namespaces that hold perdure's own notes about memories, and namespaces in
-        which every item has been deleted.
+        The list includes perdure's internal namespaces, and namespaces whose items have all been
+        deleted.
         """
         parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
@@ -537,7 +537,7 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """Return an item's rank in the results for a query, and the reason; see `why_not`."""
+        """Return an item's rank for a query and the reason for that rank; see `why_not`."""
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_item_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
@@ -601,8 +601,8 @@ class Store(BaseStore):
         """Erase one author's texts under a namespace prefix that several people share.
 
         The author of a version is the field `author` of its provenance. Versions written by other
-        people are kept, but any texts by the erased author are removed from them. If the process
-        dies during the erasure, call `forget_author` again to complete it.
+        people are kept, except that the erased author's earlier texts are removed from them. If the
+        process dies during the erasure, call `forget_author` again to complete it.
 
         Args:
             prefix: The prefix of the shared namespaces, such as `("teams",)`.
@@ -625,7 +625,7 @@ class Store(BaseStore):
     # -- sizes
 
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
-        """Return the total size of the namespaces under each prefix, in the order given."""
+        """Return the total size of the namespaces under each prefix, in the order of `prefixes`."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
         rows = self.database.read(lambda: self._parts.reader.read_namespace_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
@@ -677,7 +677,7 @@ class Store(BaseStore):
     ) -> ScopedStore:
         """Return a store limited to a prefix.
 
-        The scoped store cannot read or name anything outside of the prefix.
+        The scoped store cannot access anything outside the prefix.
 
         The methods of the scoped store take and return namespaces without the prefix. The scoped
         store shares the database of this store and need not be closed. If a scope is created from

@@ -8,10 +8,10 @@ documents and dropped from queries. If a query consists only of stop words, it i
 they were ordinary words.
 
 The package contains two tables. For each English stem, the synonym table lists the stems with the
-most similar embeddings and their cosine similarities, which `benchmarks/kinship.py` computed with
-the static embedder. The word frequency table lists the frequencies of words in each language, as
-computed by `benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an
-embedder receives all of the text.
+most similar embeddings and their cosine similarities. The synonym table was computed by
+`benchmarks/kinship.py` with the static embedder. The word frequency table lists the frequencies of
+words in each language, and was computed by `benchmarks/commonness.py`. Long texts are split into
+overlapping chunks, so that an embedder receives all of the text.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-# version of the text analysis, stored with the tokens; tokens from other versions are recomputed
+# analyzer version, stored with the tokens; tokens from another version are recomputed
 ANALYZER = "en-3"
 
-# maximum number of cached words, which take at most 8 MB; processing a new word takes 1 µs, a
-# cached word 0.1 µs
+# maximum number of cached words, which take at most 8 MB; stemming a new word takes 1 µs, and
+# looking up a cached word takes 0.1 µs
 _MEMO_SIZE = 1 << 16
-# maximum length of a word that is stemmed, in letters; a longer sequence of letters is not an
-# English word
+# maximum length, in letters, of a word that is stemmed; a longer sequence of letters is unlikely to
+# be a word and is kept unchanged
 _MAX_STEMMED_LENGTH = 32
 
 # A language is named after its Snowball stemmer.
 ENGLISH: Final = "english"
-# collective name for all languages with a non-Latin script, used in place of a language name
+# pseudo-language that stands for all languages with a non-Latin script
 NON_LATIN: Final = "other"
 
-# scripts written without spaces between words, and Hangul, where particles are attached to words
+# code point ranges of scripts without spaces between words, and of Hangul, in which particles are
+# attached to words
 _UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
@@ -60,7 +61,7 @@ _UNSPACED_RANGES = (
     "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-# combining vowel signs and similar characters, which `\w` in a regular expression does not match
+# combining vowel signs and similar characters, which the regular expression `\w` does not match
 _COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
@@ -68,15 +69,17 @@ _WORD_PATTERN = rf"[^\W_](?:[^\W_]|[{_COMBINING_SIGNS}])*"
 _THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # "1,000" is one number
 _WORDS = re.compile(rf"{_WORD_PATTERN}(?:'{_WORD_PATTERN}|{_THOUSANDS_PATTERN})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_THOUSANDS_PATTERN}))*+")
-# matches words that contain a sign (such as c#, c++, .net, @ann, #tea and a*) and the signs $ and %
+# matches words that contain a symbol (such as c#, c++, .net, @ann, #tea and a*), and the symbols $
+# and %
 _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# To save time, a text is searched for words with symbols, such as "c#", only if it contains one of
-# these substrings or starts with a dot.
+# A text is searched for words with symbols, such as "c#", only if it contains one of these
+# substrings or starts with a dot. This check saves time.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
-# matches one symbol, such as an emoji; a flag emoji consists of two characters
+# matches a single symbol, such as an emoji; a flag emoji is a single symbol that consists of two
+# code points
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
 # the Unicode categories of symbols: currency (Sc), mathematical (Sm) and all other symbols (So)
 _SYMBOL_CATEGORIES = (
@@ -92,13 +95,13 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# Maps what is left of "won't", "can't" and "shan't" without the ending "n't" to the verb that is
-# negated.
+# For irregular negative contractions, maps the part before "n't" to the verb, such as "wo" (from
+# "won't") to "will".
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     | {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
-    # The characters tatweel, soft hyphen and joiner are removed from words.
+    # Tatweels, soft hyphens, and zero-width joiners and non-joiners are removed from words.
     | dict.fromkeys("\u0640\u00ad\u200c\u200d")
     | {"\u200b": " "}
 )
@@ -149,8 +152,8 @@ def tokenize_query(text: str) -> list[str]:
     """Return the tokens to search for, without duplicates.
 
     Stop words are dropped unless the query consists only of stop words. In a script without spaces
-    between words, a token is a pair of neighbouring characters, or a single character that stands
-    alone.
+    between words, each pair of neighbouring characters is a token. An isolated character is also a
+    token.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -174,12 +177,11 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def extract_query_words_with_stems(text: str) -> dict[str, str]:
-    """Map each token that is used for ranking to its stem in the language of the query.
+    """Map each query token that is used for ranking to its stem in the query's language.
 
     The result contains the tokens of `tokenize_query`, except the stop words of the query's
-    language. Chinese and Japanese
-    text is split at function words, and the parts in between are used as words. In Japanese, the
-    grammatical endings of words are removed.
+    language. Function words are removed from Chinese and Japanese text, and the text between them
+    is treated as separate words. In Japanese, the grammatical endings of words are removed.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -211,7 +213,7 @@ def ends_with_question(text: str) -> bool:
 
 
 def detect_language(text: str) -> str:
-    """Detect the language of a text, which is the one whose stop words occur most often.
+    """Detect the language of a text by counting the stop words of each language.
 
     Returns:
         The name of the language's Snowball stemmer, `ENGLISH` if the text has too few stop
@@ -275,8 +277,9 @@ def collect_non_english_stop_words() -> frozenset[str]:
 def _load_non_english_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The result maps each language's name to the two sets. The first set contains only the stop words
-    that are not also English stop words. The second set contains all stop words of the language.
+    The result maps each language's name to its two sets of stop words. The first set contains the
+    stop words that are not also English stop words. The second set contains all stop words of the
+    language.
 
     Loading takes 1 ms.
     """
@@ -327,7 +330,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _list_symbol_words_and_symbols(text: str) -> list[str]:
-    """Return a text's words that contain a symbol, such as "c#", followed by its other symbols.
+    """Return the words of a text that contain a symbol, such as "c#", and all other symbols.
 
     >>> _list_symbol_words_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
@@ -359,7 +362,7 @@ def _decompose(text: str) -> str:
 
 
 def _strip_contraction(word: str) -> str:
-    """Strip elided articles and contracted endings from words, and commas from numbers."""
+    """Strip elisions (l') and contracted endings (n't) from a word, and commas from a number."""
     if word.isalnum():
         return word
     word = _ELISION.sub("", word, count=1) if _ELISION.match(word) else word
@@ -392,8 +395,8 @@ def _is_unspaced(word: str) -> bool:
 class _TokenMemo(dict[str, str]):
     """A cache of the token of each word. The cache is emptied when it is full.
 
-    The token of a word in ASCII letters is its English stem, and the token of a Cyrillic or Arabic
-    word is its Russian or Arabic stem. Any other word is its own token.
+    The token is the English stem for a word in ASCII letters, the Russian stem for a Cyrillic word,
+    and the Arabic stem for a word in Arabic script. Any other word is its own token.
     """
 
     def __missing__(self, word: str) -> str:
@@ -424,9 +427,9 @@ def _stem_word(word: str, language: str) -> str:
 
 # -- synonyms and corrections
 
-# Minimum length, in letters, of a word that counts as long in spelling correction. Two edits are
-# allowed if the word and its correction are both long, and a different first letter if at least one
-# of them is.
+# Minimum length, in letters, of a long word in spelling correction. Two edits are allowed if both
+# the misspelt word and its correction are long. A different first letter is allowed if at least one
+# of the two is long.
 _MIN_TWO_EDIT_LENGTH: Final = 6
 # Minimum similarity between a misspelt word and its correction, defined as 1 - (number of edits /
 # length of the longer word).
@@ -485,8 +488,8 @@ def _load_synonym_table() -> _SynonymTable:
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-# Scale factor for stored word frequencies. A relative frequency f is stored as an integer, -ln(f)
-# times this factor.
+# Scale factor for stored word frequencies. A relative frequency f is stored as -ln(f) times this
+# factor, rounded to an integer.
 STEPS_PER_NAT: Final = 16
 # assumed average number of words per message
 _WORDS_PER_MESSAGE: Final = 15
@@ -498,7 +501,7 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
 
     The estimate is based on word frequencies, and assumes that a message has 15 words.
 
-    The result is 0 if the language's frequency list does not contain the token.
+    The result is 0 if the token is not in the language's frequency list.
 
     Source: the small word lists of Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437.
 
@@ -507,8 +510,8 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
     """
     words, rarity = _load_word_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    # Do not look up a token that is longer than every token in the frequency list, because numpy
-    # would first copy the whole list to an array of wider strings.
+    # A token that is longer than every token in the frequency list is not looked up, because numpy
+    # would first copy the entire list to an array of longer strings.
     if len(word) > words.itemsize:
         return 0.0
     position = int(np.searchsorted(words, word))
@@ -521,7 +524,7 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
 def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """Load the sorted tokens of a language and their frequencies.
 
-    A relative frequency f is stored as the integer -16 ln(f).
+    A relative frequency f is stored as -16 ln(f), rounded to an integer.
 
     Takes 2 ms.
     """
@@ -539,8 +542,8 @@ class Vocabulary(dict[str, int]):
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        # Maps a first letter, or a hyphen followed by the last two letters, to the words that begin
-        # or end in this way.
+        # Maps an initial letter, or a hyphen followed by a two-letter ending, to the words with
+        # that initial letter or ending.
         self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
@@ -550,9 +553,9 @@ class Vocabulary(dict[str, int]):
         return number
 
     def similar_words(self, word: str) -> list[str]:
-        """Return the words that have the first letter or the last two letters of the given word.
+        """Return the words that share their first letter or last two letters with the given word.
 
-        Only such words can be spelling corrections (see `find_nearest_words`).
+        Only these words are candidates for spelling corrections (see `find_nearest_words`).
         """
         with self._lock_index:
             for other in (
@@ -567,11 +570,12 @@ class Vocabulary(dict[str, int]):
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """Return likely corrections of a misspelt word, closest first.
 
-    Equally similar words are returned in alphabetical order. The edit distance must be at most 1,
-    or at most 2 if both words have at least six letters. A misspelt word and its correction must
-    begin with the same letter, unless they end with the same two letters and at least one of them
-    has six letters or more. If both words are in the English frequency list, one of them must be a
-    prefix of the other.
+    Equally similar words are returned in alphabetical order. The edit distance between a misspelt
+    word and its correction is at most 1, or at most 2 if both have at least six letters. A
+    correction begins with the same letter as the misspelt word, unless the two words end with the
+    same two letters and the longer one has at least six letters. A word in the English frequency
+    list is corrected to another word in that list only if one of the two words is a prefix of the
+    other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -604,7 +608,7 @@ def compute_edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     An edit inserts, deletes or substitutes a letter, or transposes two adjacent letters.
 
     Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
-    dictionary searching", section 2.2. The distances to all words are computed at once.
+    dictionary searching", section 2.2. The computation is vectorized over all words.
 
     >>> compute_edit_distances("receive", ["recieve", "receiver"]).tolist()
     [1, 1]
@@ -659,9 +663,9 @@ def split_into_chunks(
 ) -> list[str]:
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
-    A chunk ends at a sentence boundary if possible, otherwise at a space, otherwise anywhere. Each
-    chunk starts within the last few words of the preceding chunk. Because of this overlap, a short
-    passage at the boundary between two chunks is complete in at least one of them.
+    A chunk ends at a sentence boundary if possible, otherwise at a space, and otherwise at any
+    position. Each chunk starts within the last few words of the preceding chunk. Because of this
+    overlap, a short passage at a chunk boundary is complete in at least one chunk.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -679,8 +683,8 @@ def split_into_chunks(
             f"the chunk limit is {limit_words!r} words and the overlap is {overlap_words!r} words; "
             "expected a limit of at least 1 and an overlap of at least 0"
         )
-    # A text cannot have more words than characters, so a short text is returned without counting
-    # its words.
+    # A text never has more words than characters. A text with at most `limit_words` characters is
+    # therefore returned without counting its words.
     if len(text) <= limit_words:
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
@@ -699,7 +703,7 @@ def _split_into_even_chunks(
 ) -> list[str]:
     """Split a text into chunks of about equal size.
 
-    A unit is a word, or a Chinese, Japanese or Korean character. The text must be longer than
+    A unit is a word, or a Chinese, Japanese or Korean character. The text must contain more than
     `max_units` units.
 
     Args:
@@ -710,7 +714,7 @@ def _split_into_even_chunks(
     """
 
     def grade_cut(at: int) -> int:
-        """Return a score for ending a chunk before unit `at`; a higher score is better."""
+        """Return the quality of a chunk boundary before unit `at`; a higher number is better."""
         end, begin = unit_spans[at - 1][1], unit_spans[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END
@@ -724,7 +728,8 @@ def _split_into_even_chunks(
             chunks.append(text[unit_spans[start][0] : unit_spans[-1][1]])
             return chunks
         count = -(-(remaining - overlap_units) // (max_units - overlap_units))
-        # Divide the remaining text evenly, so that the last chunk is not tiny.
+        # Divide the remaining text into chunks of about equal size, so that the last chunk is not
+        # tiny.
         size = -(-(remaining + (count - 1) * overlap_units) // count)
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))

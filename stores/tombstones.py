@@ -4,8 +4,8 @@ An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
 under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash, either of a text of the
-memory or of the id of a message from which the memory was made. An import refuses an item version
-if a tombstone exists for its text or for a message that it names as its source.
+memory or of the id of a message from which the memory was made. An import rejects an item version
+if a tombstone exists for its text or for a message that its provenance identifies as its source.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ SOURCE: Final = "provenance"
 
 
 def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace contains perdure's notes about memories.
+    """Return whether a namespace is reserved for perdure's internal notes about memories.
 
-    A notes namespace contains only notes, never items put by a user.
+    A namespace that is reserved for notes never contains items stored by a user.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -76,7 +76,7 @@ def hash_thread_and_message_id(thread_id: str | None, message_id: str) -> str:
 def compute_matching_tombstone_keys(
     value: Mapping[str, Any], provenance: Mapping[str, Any] | None
 ) -> set[str]:
-    """Return the keys of all tombstones that would make an import refuse a given value."""
+    """Return the keys of all tombstones that would prevent the import of a value."""
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
@@ -93,15 +93,15 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether a namespace contains notes of any of the given kinds."""
+    """Return whether a namespace is reserved for internal notes of any of the given kinds."""
     return _find_notes_label_index(decode_namespace_path(path), kinds) is not None
 
 
 def _find_notes_label_index(labels: Sequence[str], note_kinds: Collection[str]) -> int | None:
-    """Return the index of the label `ROOT` in a notes namespace, or None for other namespaces.
+    """Return the index of the label `ROOT` in an internal namespace, or None for any other.
 
-    For the notes of a scope, the index is greater than 0, because the label `ROOT` comes after the
-    scope's namespace prefix.
+    Inside a scope, the index is greater than 0, because the scope's namespace prefix precedes the
+    label `ROOT`.
     """
     pairs = enumerate(pairwise(labels))
     return next(
@@ -112,11 +112,11 @@ def _find_notes_label_index(labels: Sequence[str], note_kinds: Collection[str]) 
 def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for a namespace's items.
 
-    A scope is a store that is limited to a namespace prefix, and it stores its notes under this
-    prefix. The database does not record which namespace prefixes are used by scopes. Any prefix of
-    the namespace may be used by one, so the result has one path for each prefix. For a quarantine
-    namespace, the result is the tombstone path of the namespace into which quarantined items are
-    moved when they are accepted.
+    A scope is a store that is limited to a namespace prefix. A scope stores its tombstones under
+    this prefix. The database does not record which namespace prefixes are used by scopes. Since any
+    prefix of the namespace could be the prefix of a scope, the result contains one path per prefix.
+    For a quarantine namespace, the result is the tombstone path of the namespace that accepted
+    items are moved to.
     """
     names = decode_namespace_path(path)
     root_index = _find_notes_label_index(names, KINDS)
@@ -131,14 +131,14 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ItemContent:
-    """The content of an item version, for comparison with tombstones."""
+    """The parts of an item version that are compared with tombstones."""
 
     path: bytes
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
     def compute_matching_tombstone_keys(self) -> set[str]:
-        """Return the keys of all tombstones that would make an import refuse the content."""
+        """Return the keys of all tombstones that would prevent the import of the content."""
         value = decode_json_value(self.text)
         return (
             compute_matching_tombstone_keys(value, self.provenance)
@@ -164,7 +164,7 @@ class TombstoneReader:
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return the keys of the tombstones that match each of `contents`, in the same order."""
+        """Return one set for each of `contents`, with the keys of the tombstones that match it."""
         yield from self._cache_tombstone_paths_of_namespaces({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
@@ -184,7 +184,7 @@ class TombstoneReader:
         return refused
 
     def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
-        """Cache the paths of the tombstone namespaces for each of `namespace_paths`.
+        """Cache the paths of the tombstone namespaces that belong to each of `namespace_paths`.
 
         Tombstone namespaces that contain no tombstones are omitted.
         """

@@ -31,13 +31,14 @@ from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, 
 from perdure.stores.values import check_value_size, decode_json_value
 from perdure.stores.vectors import Model
 
-# batch size: number of keys read at a time by an export, or of lines written at a time by an import
+# maximum number of keys in a batch of an export, and of lines in a batch of an import
 PAGE = 500
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
 # column index of the value in a row returned by the `history` statement
 _VALUE_COLUMN: Final = 8
-# threshold in bytes; a page ends as soon as the total size of its values exceeds it
+# page size threshold in bytes; a page ends as soon as the total size of its values exceeds this
+# threshold
 _PAGE_BYTES: Final = 16 << 20
 # exclusive maximum of a version number, since SQLite integers have 64 bits
 _MAX_VERSION = 1 << 60
@@ -48,8 +49,8 @@ class ItemVersion(NamedTuple):
     """A version of an item. Times are in microseconds since 1970."""
 
     put: Put
-    # The version number. None means that the item is imported as the newest version, unless the
-    # newest version already has the same content.
+    # The version number. If it is None, the item is imported as the latest version, unless the
+    # latest version already has the same content.
     version: int | None = None
     created_at: int | None = None  # time of the first put of the key
     valid_from: int | None = None  # time of the put of this version
@@ -76,12 +77,12 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 class _ImportState:
     """The state of an import.
 
-    An import is written in batches. The state records the keys whose remaining versions must be
-    skipped or refused in later batches.
+    An import is written in batches. The state records the keys whose remaining versions must not be
+    imported by later batches.
     """
 
-    # Keys for which the source and this store have a version with the same number but different
-    # content. If this field is None, the import raises an error for the first such key.
+    # Keys for which the source and this store have different content under the same version number.
+    # If this field is None, the import raises an error for the first such key.
     differing: set[_RowKey] | None
     # keys that were not imported because this store has a tombstone for them
     refused: set[_RowKey] = field(default_factory=set)
@@ -113,8 +114,8 @@ class Transfer:
 
         All versions of a key are read from one snapshot.
 
-        Perdure's internal records about memories come after all other items. If both an item and
-        its tombstone exist, the item was put again after it had been deleted or forgotten, so an
+        Perdure's internal records about memories come after all other items. An item that exists
+        together with its tombstone was stored again after it had been deleted or forgotten, so an
         import must read the item before the tombstone. Namespace paths do not contain the prefix of
         this store.
         """
@@ -137,7 +138,7 @@ class Transfer:
     def _read_versions_page_and_last_key(
         self, path: bytes, after_key: str, includes_closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
-        """Return a page of versions of the keys after `after_key`, and the page's last key.
+        """Return one page of versions of the keys after `after_key`, and the last key of the page.
 
         The last key is None if there are no more keys.
         """
@@ -234,8 +235,7 @@ class Transfer:
                     return report
                 try:
                     report += run_operation(self._write_batch(batch, state))
-                # A version to be imported and a version in this store have the same number but
-                # different content.
+                # The source and this store have different content under the same version number.
                 except ImportFailed as exc:
                     error = exc
                     break
@@ -361,8 +361,8 @@ def _write_imported_versions(
 
     Items for which this store has a tombstone are not imported. If an imported version has the same
     number as a version in this store but different content, that version and all later versions of
-    its key are skipped, and the key is added to `state.differing`. If `state.differing` is None,
-    such a version raises an error instead.
+    its key are skipped, and the key is added to `state.differing`. If `state.differing` is None, an
+    error is raised for such a version instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -408,8 +408,8 @@ def _write_imported_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # Unless this store's version has an expiry, close it as of the time when the
-                # imported version was closed.
+                # Close the current version as of the end time of the imported version. A current
+                # version with an expiry time stays unchanged.
                 yield _build_close_version_statements(
                     writer,
                     (yield from writer.read_current_version_row(item.put)),
@@ -437,9 +437,9 @@ def _find_keys_refused_by_tombstones(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    If a tombstone matches any version of a key, the import must refuse all versions of that key. A
-    tombstone is ignored if this store's current version has the erased text, because this means
-    that the text was stored again after the erasure.
+    If a tombstone matches any version of a key, no version of that key is imported. A tombstone is
+    ignored if the current version in this store contains the erased text, because the text was then
+    stored again after the erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
@@ -507,7 +507,7 @@ def _build_close_version_statements(
 ) -> list[Statement]:
     """Build the SQL statements that close a current version.
 
-    `present` is the current version's row, as returned by `read_current_version_row`.
+    `present` is the row of the current version, as returned by `read_current_version_row`.
     """
     namespace_key, row, _, _, valid_from, _, size, *_ = present
     totals.add_namespace_growth(namespace_key, -1, -size)

@@ -177,7 +177,7 @@ def _describe_lone_surrogate(text: str) -> str:
 
 
 def _format_short_repr(value: Any) -> str:
-    """Return a value's truncated `repr`, or the default `repr` of an object on an error."""
+    """Return a value's truncated `repr`, falling back to `object.__repr__` if `repr` fails."""
     try:
         return f"{value!r:.80}"
     # The `__repr__` of a user-defined class can raise any exception.
@@ -209,7 +209,7 @@ def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
 
 
 def _collect_texts(value: Any, texts: list[str]) -> None:
-    """Append all strings and numbers of a nested value to `texts`, in order."""
+    """Append all strings and numbers in a nested value to `texts`, in order."""
     kind = type(value)
     if kind is str:
         texts.append(value)

@@ -1,9 +1,9 @@
-"""Vectors: the embedding model, response validation, the stored encoding, and similarity scores.
+"""Vectors for search, with their embedding model, validation, encoding and similarity scores.
 
-Only vectors from the same model can be compared. All similarity scores are exact unless there are
-more vectors than a configurable limit. Above the limit, a search first compares sketches and
-computes exact scores only for the rows whose sketches are most similar to the query's sketch. A
-sketch is a short bit string that approximates a vector.
+Only vectors from the same model can be compared. Similarity scores are exact unless the number of
+vectors exceeds a configurable limit. Above the limit, a search first compares short bit strings
+that approximate the vectors, called sketches. The search then computes exact scores only for the
+rows whose sketches are most similar to the query's sketch.
 
 A sketch has one bit per dimension, the sign of the vector's component in this dimension
 (random-hyperplane hashing: Charikar, STOC 2002). Two sketches are compared by their Hamming
@@ -30,10 +30,11 @@ Floats = NDArray[np.float32]
 _BLOCK_ROWS: Final = 1024
 # number of rows whose sketches are compared at a time, to limit memory use
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
-# minimum fraction of the rows that are scored exactly; these are the rows whose sketches are
-# nearest to the query's sketch
+# minimum fraction of rows that get exact scores in an approximate search, namely those whose
+# sketches are nearest to the query's sketch
 _RESCORED_SHARE: Final = 0.01
-# minimum number of rows that are scored exactly, or all rows if there are fewer
+# minimum number of rows that get exact scores in an approximate search; with fewer rows, all scores
+# are exact
 _MIN_RESCORED_ROWS: Final = 4_000
 _WORD_BITS: Final = 64  # number of bits in one word of a sketch
 
@@ -65,7 +66,7 @@ class Model:
         return json.dumps(asdict(self))
 
     def with_dims(self, dims: int) -> Self:
-        """Return a copy of the model with the given vector length."""
+        """Return a copy of the model with the given embedding dimension."""
         return replace(self, dims=dims)
 
     @property
@@ -76,8 +77,7 @@ class Model:
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
         """Build the error raised when the embedder differs from the recorded embedding model.
 
-        The embedder differs if its model or its vector encoding is not the one recorded in the
-        store.
+        The error message says whether the model or only the vector encoding differs.
         """
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
@@ -94,7 +94,7 @@ class Model:
 
 
 def _is_valid_model_setting(setting: dict[str, Any]) -> bool:
-    """Return whether a setting has exactly the fields that describe a model, with valid values."""
+    """Return whether a recorded setting is a valid description of an embedding model."""
     return (
         setting.keys() == {"name", "dims", "kind", "number"}
         and isinstance(setting["name"], str)
@@ -129,7 +129,8 @@ def check_and_normalize_vectors(
         )
     try:
         rows = np.asarray(answer)
-    # The model may return any object, and its conversion to an array may raise any exception.
+    # An embedder can return any object, and converting the object to an array can raise any
+    # exception.
     except Exception as exc:
         raise _build_invalid_vectors_error(
             model_name, f"returned {answer!r:.80} ({exc})", "expected a list of vectors"
@@ -182,7 +183,7 @@ def normalize_rows(rows: NDArray[np.float64]) -> Floats:
 
 
 def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
-    """Encode vectors `[n, dims]` as bytes. With `int8`, each row begins with a float32 scale."""
+    """Encode vectors `[n, dims]` as bytes. With `int8`, each row starts with its float32 scale."""
     if kind == "int8":
         scale = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
         whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
@@ -193,7 +194,7 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
 def encode_vector_groups(
     vectors: Floats, groups: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
-    """Encode the vectors of each group as one byte string, or as None if the group is empty.
+    """Encode each group's vectors as one byte string, or as None if the group is empty.
 
     Args:
         vectors: The vectors of all chunks, in the order of the groups; float32[n, dims].
@@ -213,7 +214,7 @@ def encode_vector_groups(
 def compute_share_of_rows_to_score_exactly(row_count: int) -> float:
     """Return the fraction of rows that an approximate search scores exactly.
 
-    These rows are selected by comparing sketches.
+    These rows are the ones whose sketches are nearest to the query's sketch.
     """
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(row_count, 1)))
 
@@ -224,8 +225,8 @@ class VectorMatrix:
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
     scale: Floats | None = None  # factor of each row, only for `int8`
-    # The sketches of all rows, one per column, as 64-bit words in an array of shape `[words, n]`.
-    # The field is None if there are too few rows for approximate scoring.
+    # The sketches of all rows as 64-bit words, in an array of shape `[words, n]` with one column
+    # per row. The field is None if there are too few rows for approximate scoring.
     sketch: NDArray[np.uint64] | None = None
 
     @classmethod
@@ -255,7 +256,7 @@ class VectorMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
-        """Return a new matrix of the rows at the indexes in `order`, in that order."""
+        """Return a new matrix that contains the rows at the indexes in `order`, in that order."""
         return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
     def to_float32(self) -> Floats:
@@ -264,7 +265,7 @@ class VectorMatrix:
         return rows if self.scale is None else rows * self.scale[:, None]
 
     def copy_with_sign_bit_sketches(self) -> VectorMatrix:
-        """Return a copy of the matrix with sketches for approximate scoring.
+        """Return a copy of the matrix that also contains sketches for approximate scoring.
 
         Rows of float32 are converted to float16.
         """
@@ -272,7 +273,7 @@ class VectorMatrix:
         return VectorMatrix(rows, self.scale, _compute_sign_bit_sketches(self.rows))
 
     def compute_exact_cosine_similarities(self, query: Floats, start: int, stop: int) -> Floats:
-        """Return the exact cosine similarities of rows `start` to `stop` with a unit vector."""
+        """Return the exact cosine similarity between a unit vector and each row of a range."""
         rows = self.rows[start:stop]
         if rows.dtype == np.float32:
             return np.asarray(rows @ query)
@@ -290,8 +291,8 @@ class VectorMatrix:
     ) -> Floats:
         """Return approximate cosine similarities for rows `start` to `stop`.
 
-        Exact similarities are computed for the fraction `exactly_scored_share` of the rows, namely
-        those whose sketches are nearest to the query's sketch.
+        The similarities are exact for the rows whose sketches are nearest to the query's sketch.
+        `exactly_scored_share` is the fraction of rows with exact similarities.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
@@ -302,7 +303,7 @@ class VectorMatrix:
         min_count = max(int(exactly_scored_share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        # Estimated similarities are lowered, so that none exceeds an exact similarity.
+        # Lower the estimated similarities so that none of them is higher than an exact similarity.
         table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).compute_exact_cosine_similarities(
@@ -333,8 +334,8 @@ class VectorMatrix:
 def _compute_sign_bit_sketches(vectors: NDArray[Any]) -> NDArray[np.uint64]:
     """Return sketches, `uint64[words, n]`.
 
-    A sketch has one bit per vector dimension. A bit is 1 if the vector is positive in that
-    dimension.
+    A sketch has one bit per vector dimension. A bit is 1 if the vector's component in that
+    dimension is positive.
     """
     count, dims = vectors.shape
     words = -(-dims // _WORD_BITS)

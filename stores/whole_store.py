@@ -1,4 +1,4 @@
-"""Public methods that act on a whole store, such as retention, export and import."""
+"""Public methods that operate on an entire store, such as retention, export and import."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
 # maximum number of expired items swept, or of past versions removed, in one transaction
 _BATCH_ROWS: Final = 500
-# exclusive upper limit for the number of days or versions in a retention rule
+# exclusive upper bound for the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
 
 
@@ -83,7 +83,7 @@ class WholeStore(DatabaseOwner, Store):
         self._sweeper: ExpiredItemSweeper | None = None
 
     def close(self) -> None:
-        """Stop the thread that sweeps expired items, and close the database.
+        """Stop the OS thread that sweeps expired items, and close the database.
 
         Pending writes are completed before the database is closed.
         """
@@ -105,8 +105,8 @@ class WholeStore(DatabaseOwner, Store):
     def sweep_ttl(self) -> int:
         """Close the current versions of all expired items, and return how many were closed.
 
-        A closed version is one that is no longer the current version of its item. Expired items are
-        excluded from all reads and searches, even before they are swept.
+        A version is closed when it is replaced, deleted or swept. Expired items are excluded from
+        all reads and searches, even before they are swept.
         """
         total = 0
         while swept := self._close_and_count_batch_of_expired_items():
@@ -118,8 +118,8 @@ class WholeStore(DatabaseOwner, Store):
     def _close_and_count_batch_of_expired_items(self) -> int:
         """Close the current versions of a batch of expired items, and return how many were closed.
 
-        While the versions are being written, other sweepers and writers are blocked in the affected
-        namespaces.
+        Other sweepers and writers cannot write to the affected namespaces while the versions are
+        being closed.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
@@ -176,9 +176,9 @@ class WholeStore(DatabaseOwner, Store):
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """Return what `sweep_ttl` followed by `retain` would remove if called now (a dry run).
+        """Return the versions that `sweep_ttl` followed by `retain` would remove (a dry run).
 
-        Each element of the list describes the removable versions of one key.
+        Each element of the list describes the versions of one key that would be removed.
 
         Nothing is written.
 
@@ -317,9 +317,9 @@ class WholeStore(DatabaseOwner, Store):
     def reembed(self, progress: Progress | None = None) -> int:
         """Recompute all vectors with the store's current embedder.
 
-        Other processes and OS threads can still read and write while vectors are being computed.
-        Until an item has a new vector, searches find it by keywords only. If the process dies or an
-        error occurs before the last item, call `reembed` again to continue.
+        Other processes and OS threads can read and write the store while vectors are being
+        computed. Until an item has a new vector, searches find it by keywords only. If the process
+        dies or an error occurs before the last item, call `reembed` again to continue.
 
         Args:
             progress: Called after each batch with the number of finished items and the total.
@@ -390,9 +390,9 @@ class WholeStore(DatabaseOwner, Store):
         item. If a line has neither a `namespace` nor a `value` field, the whole JSON object is
         stored as the value of an item in the namespace given by the `namespace` argument. The
         item's key is the object's `key` field, or a hash of the object if it has no such field. If
-        a line has a `namespace` or `value` field, all of its fields must be ones that `export`
-        writes. A memory that was deleted or forgotten in this store is not imported, but listed in
-        the report; see `import_from`.
+        a line has a `namespace` or `value` field, it must have no fields other than those that
+        `export` writes. A memory that was deleted or forgotten in this store is not imported, but
+        listed in the report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
