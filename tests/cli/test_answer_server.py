@@ -66,7 +66,9 @@ def server(
 
     def serve(db_address: str) -> Iterator[RunningServer]:
         settings = Settings(db=db_address, user="me")
-        app = create_app(settings, access=KeysFileAccess(keys), graphs=Graphs.load(file))
+        app = create_app(
+            settings, access=KeysFileAccess(keys), graphs=Graphs.load_langgraph_json(file)
+        )
         with run_server(app) as url:
             yield RunningServer(url, db_address, file)
 

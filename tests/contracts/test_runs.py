@@ -563,7 +563,7 @@ def test_reader_of_emptied_event_log_continues_from_the_database(filled_saver: S
 
         async def collect_frames() -> None:
             arguments = log, 1, do_nothing, run.thread_key, (run.seq, run.seq), account
-            async for events_batch in events.read_after(*arguments):
+            async for events_batch in events.iter_events_after(*arguments):
                 frames.extend(event.sse_frame for event in events_batch)
 
         task = asyncio.create_task(collect_frames())

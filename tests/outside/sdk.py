@@ -39,7 +39,7 @@ def main() -> int:
         shutil.copy(sdk / "pyproject.toml", folder)
         app = create_app(
             Settings(db=str(folder / "memory.db"), user="ann"),
-            graphs=Graphs.load(sdk / "integration/langgraph.json"),
+            graphs=Graphs.load_langgraph_json(sdk / "integration/langgraph.json"),
         )
         with run_server(app) as url:
             for file in (folder / "tests/integration").glob("*.py"):  # some know no other address

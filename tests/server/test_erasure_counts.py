@@ -41,7 +41,7 @@ def test_readers_of_several_threads_share_one_query() -> None:
             counts.count_erasures_of_thread_during_block(2),
             counts.count_erasures_of_thread_during_block(3),
         ):
-            reads = [counts.read_count(thread, since) for thread in (1, 2, 2, 3)]
+            reads = [counts.read_erasure_count(thread, since) for thread in (1, 2, 2, 3)]
             assert await asyncio.gather(*reads) == [0, 5, 5, None]
             assert table.queries == [[1, 2, 3]]
             assert counts.read_at >= since
@@ -55,10 +55,10 @@ def test_erasure_count_is_queried_again_if_it_may_be_outdated() -> None:
         counts = ErasureCounts(table)
         with counts.count_erasures_of_thread_during_block(1):
             before = time.monotonic()
-            assert await counts.read_count(1, before) == 0
+            assert await counts.read_erasure_count(1, before) == 0
             table.numbers[1] = 1
-            assert await counts.read_count(1, before) == 0
-            assert await counts.read_count(1, counts.read_at + 1e-9) == 1
+            assert await counts.read_erasure_count(1, before) == 0
+            assert await counts.read_erasure_count(1, counts.read_at + 1e-9) == 1
 
     asyncio.run(read_counts())
 
@@ -69,11 +69,13 @@ def test_query_started_before_request_does_not_answer_request() -> None:
         counts = ErasureCounts(table)
         table.is_open.clear()
         with counts.count_erasures_of_thread_during_block(1):
-            early = asyncio.create_task(counts.read_count(1, time.monotonic()))
+            early = asyncio.create_task(counts.read_erasure_count(1, time.monotonic()))
             await asyncio.sleep(0.01)
             table.numbers[1] = 1  # erased after the query has read the number
             with counts.count_erasures_of_thread_during_block(2):
-                requests = [counts.read_count(thread, time.monotonic()) for thread in (1, 2)]
+                requests = [
+                    counts.read_erasure_count(thread, time.monotonic()) for thread in (1, 2)
+                ]
                 late = [asyncio.create_task(request) for request in requests]
                 await asyncio.sleep(0)
                 table.is_open.set()
@@ -90,16 +92,18 @@ def test_next_reader_repeats_cancelled_or_failed_query() -> None:
         counts, since = ErasureCounts(table), time.monotonic()
         table.is_open.clear()
         with counts.count_erasures_of_thread_during_block(1):
-            first, second = (asyncio.create_task(counts.read_count(1, since)) for _ in range(2))
+            first, second = (
+                asyncio.create_task(counts.read_erasure_count(1, since)) for _ in range(2)
+            )
             await asyncio.sleep(0)
             first.cancel()
             table.is_open.set()
             assert await second == 0
             table.failure = StorageUnavailable("the database is gone")
             with pytest.raises(StorageUnavailable):
-                await counts.read_count(1, time.monotonic())
+                await counts.read_erasure_count(1, time.monotonic())
             table.failure = None
-            assert await counts.read_count(1, time.monotonic()) == 0
+            assert await counts.read_erasure_count(1, time.monotonic()) == 0
 
     asyncio.run(read_counts())
 
@@ -110,8 +114,8 @@ def test_threads_without_readers_are_not_queried() -> None:
         counts, since = ErasureCounts(table), time.monotonic()
         with counts.count_erasures_of_thread_during_block(1):
             with counts.count_erasures_of_thread_during_block(2):
-                await counts.read_count(2, since)
-            await counts.read_count(1, time.monotonic())
+                await counts.read_erasure_count(2, since)
+            await counts.read_erasure_count(1, time.monotonic())
         assert table.queries == [[1, 2], [1]]
 
     asyncio.run(read_counts())

@@ -460,7 +460,7 @@ def test_thread_stream_works_after_events_were_dropped_and_erased(
 
 def build_filled_log(memory: EventMemory, user: str, *sizes: int) -> EventLog:
     log = EventLog(1, memory.get_account(None, user))
-    log.register_event_writer()
+    log.increment_writer_count()
     for size in sizes:
         log.add("values", "x" * size)
     return log
@@ -477,7 +477,7 @@ def test_received_events_are_dropped_first() -> None:
             build_filled_log(memory, "ann", 2000, 2000),
             build_filled_log(memory, "ann", 3000),
         )
-        reader = unread.read_after(0, fail_if_called)
+        reader = unread.iter_events_after(0, fail_if_called)
         await anext(reader)
         build_filled_log(memory, "ann", 4000)
 
@@ -490,7 +490,7 @@ def test_slowest_reader_loses_its_events_first() -> None:
     async def read_and_add_events() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
         logs = [build_filled_log(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
-        readers = [log.read_after(0, fail_if_called) for log in logs]
+        readers = [log.iter_events_after(0, fail_if_called) for log in logs]
         [slowest, *_] = [await anext(reader) for reader in readers]
         logs[2].add("values", "x" * 1000)
 
@@ -536,7 +536,7 @@ def test_events_of_garbage_collected_log_are_not_counted() -> None:
 def test_events_of_log_move_to_account_of_another_user() -> None:
     memory = EventMemory(Limits())
     log = build_filled_log(memory, "ann", 1000)
-    log.set_account(memory.get_account(None, "bob"))
+    log.charge_memory_to_account(memory.get_account(None, "bob"))
 
     assert memory.get_account(None, "ann").size == 0
     assert memory.get_account(None, "bob").size == memory.size == log.size

@@ -18,7 +18,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from perdure import __version__
 from perdure.errors import InvalidValue
 from perdure.server.logs import is_audited_change
-from perdure.server.mcp import build_server
+from perdure.server.mcp import build_mcp_server
 from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, StartupResponder
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
 from perdure.server.mcp_tools import TOOLS
@@ -58,7 +58,7 @@ def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the replies of the SDK."""
 
     async def exchange_messages() -> list[dict[str, Any]]:
-        server: Any = build_server(lambda context: pytest.fail("no tool is called"))
+        server: Any = build_mcp_server(lambda context: pytest.fail("no tool is called"))
         to_server, read = anyio.create_memory_object_stream[Any](100)
         write, from_server = anyio.create_memory_object_stream[Any](100)
         async with anyio.create_task_group() as group:
@@ -81,7 +81,7 @@ def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     opening, replies = StartupResponder(__version__), list[dict[str, Any]]()
     for each in messages:
-        answered = opening.answer_message(json.dumps(each))
+        answered = opening.answer_line_unless_sdk_is_needed(json.dumps(each))
         assert answered is not None, each
         replies += answered
     return replies
@@ -154,7 +154,7 @@ def test_protocol_versions_equal_those_of_sdk() -> None:
 def test_unknown_messages_are_left_to_sdk(line: str) -> None:
     opening = StartupResponder(__version__)
 
-    assert opening.answer_message(line) is None
+    assert opening.answer_line_unless_sdk_is_needed(line) is None
     assert opening.replayed_lines == []
 
 
@@ -172,12 +172,12 @@ def test_handshake_is_replayed_to_sdk_before_other_messages(later_message: dict[
     """The SDK receives the negotiated version and the later messages of the client."""
     opening = StartupResponder(__version__)
     ready = json.dumps(build_message("notifications/initialized")) + "\n"
-    opening.answer_message(
+    opening.answer_line_unless_sdk_is_needed(
         json.dumps(build_initialize_message("2025-03-26", capabilities={"sampling": 5}))
     )
-    opening.answer_message(ready)
+    opening.answer_line_unless_sdk_is_needed(ready)
 
-    assert opening.answer_message(json.dumps(later_message)) is None
+    assert opening.answer_line_unless_sdk_is_needed(json.dumps(later_message)) is None
     again, then = opening.replayed_lines
     assert json.loads(again)["params"]["protocolVersion"] == "2025-03-26"
     assert then == ready
@@ -280,7 +280,7 @@ def test_invalid_tool_argument_is_named_in_error(
     arguments: dict[str, Any], expected_message: str
 ) -> None:
     with pytest.raises(InvalidValue) as caught:
-        SCHEMA["recall"].check_arguments(arguments)
+        SCHEMA["recall"].validate_and_convert_arguments(arguments)
 
     assert expected_message in str(caught.value)
     assert "pydantic" not in str(caught.value)
@@ -308,6 +308,6 @@ def test_invalid_tool_argument_is_named_in_error(
 def test_tool_arguments_are_completed_and_converted(
     arguments: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    checked = SCHEMA["recall"].check_arguments(arguments)
+    checked = SCHEMA["recall"].validate_and_convert_arguments(arguments)
 
     assert checked == {"since": None, "until": None, "team": None, **expected}

@@ -216,7 +216,7 @@ def test_event_log_keeps_events_for_readers_up_to_backlog_limit(
 
     async def read() -> None:
         log = EventLog()
-        reader = log.read_after(0, look)
+        reader = log.iter_events_after(0, look)
         for size, numbers in ((10, [1]), (200, [2]), (300, [3])):
             log.add("values", "x" * size)
             assert [each.number for each in await anext(reader)] == numbers

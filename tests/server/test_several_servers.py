@@ -396,7 +396,10 @@ def test_run_that_lost_ownership_ends_without_cancelling_its_task() -> None:
     """The run can lose ownership while it takes the lock; the new owner continues the run."""
 
     async def follow(run: Run) -> None:
-        with run.mark_executing(), run.allow_task_cancellation_and_record_run_outcome():
+        with (
+            run.mark_executing_during_block(),
+            run.allow_task_cancellation_and_record_run_outcome(),
+        ):
             run.lose_ownership()
         await asyncio.sleep(0)
 

@@ -63,7 +63,7 @@ def load_graphs(folder: Path, perdure: Any) -> Graphs:
     file = folder / "langgraph.json"
     graphs = {"shop": "./stored_types_shop.py:builder"}
     file.write_text(json.dumps({"graphs": graphs, "perdure": perdure}))
-    return Graphs.load(file)
+    return Graphs.load_langgraph_json(file)
 
 
 TYPE_OPTIONS: list[Any] = [

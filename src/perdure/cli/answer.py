@@ -362,7 +362,7 @@ async def _resume_run(
     from perdure.memory import record_views
 
     assert database.settings.graphs is not None
-    served = Graphs.load(database.settings.graphs)
+    served = Graphs.load_langgraph_json(database.settings.graphs)
     saver = database.open_saver(served.saver_options) if served.saver_options else database.saver
     async with _ThreadLock(saver, thread_id):
         head = await saver.ahead(thread_id)

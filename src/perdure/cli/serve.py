@@ -262,7 +262,7 @@ class _Server(NamedTuple):
         return create_app(
             self.settings,
             access=_build_access(inputs.keys, inputs.auth, file),
-            graphs=Graphs.load(file.path) if file else None,
+            graphs=Graphs.load_langgraph_json(file.path) if file else None,
             database_options=options,
             custom_app=file.import_app() if file else None,
             hosts=inputs.hosts,

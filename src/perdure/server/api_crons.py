@@ -170,7 +170,7 @@ async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) ->
     """List the crons that match the filters, newest first unless the request sets another order."""
     cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
     rows = [row for row in cron_list if body.enabled in (None, row["enabled"])]
-    return JSONReply(body.build_page_rows(rows, now=datetime.now(UTC)))
+    return JSONReply(body.sort_and_select_page_rows(rows, now=datetime.now(UTC)))
 
 
 @routes.post("/runs/crons/count")

@@ -87,7 +87,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     response field `below` lists the memories that scored less than this minimum.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    selection = await call.authorize_and_build_namespace_arguments(
+    selection = await call.authorize_and_build_memory_selection(
         {**arguments, **build_team_argument(team)}
     )
     recalled = await arecall(store=call.store, **body.model_dump(), **selection)
@@ -169,7 +169,7 @@ async def _authorize_and_build_collection_and_config(
     Returns:
         The collection, and the config for its methods.
     """
-    selection = await call.authorize_and_build_namespace_arguments(
+    selection = await call.authorize_and_build_memory_selection(
         {**arguments, **build_team_argument(team)}
     )
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]

@@ -140,7 +140,7 @@ async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
         Refused: The events are no longer kept.
     """
     await runs.load_stored_events_that_process_lacks(run)
-    if run.events_dropped or (run.has_ended and run.log.is_lost):
+    if run.events_dropped or (run.has_ended and run.log.is_newest_event_lost):
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
     return run
@@ -410,7 +410,7 @@ async def check_run_request_and_get_start_function(
     permitted = await call.authorize_arguments({**arguments, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
-    body = body.with_assistant(assistant)
+    body = body.merge_with_assistant(assistant)
     if runs.teams is not None and runs.teams.identities_list_teams:
         check_requested_teams(call.identity, body.team_names())
     await _refuse_malformed_input_messages(call, runs, body, assistant["graph_id"], thread_id)
@@ -522,7 +522,7 @@ def _build_run_sender(
     The author of a cron's message is the user who last changed the cron, or the person for whom
     that user acts.
     """
-    message_author = author or identity.person if body.has_message else None
+    message_author = author or identity.person if body.has_new_graph_input else None
     is_answer = body.command is not None and body.command.resume is not None
     deed = "answered" if is_answer else "continued"
     if message_author is not None:

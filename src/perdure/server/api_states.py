@@ -23,7 +23,7 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import default_assistant_id
-from perdure.server.person import Person, Sender, choose_person
+from perdure.server.person import Person, Sender, choose_person_of_run
 from perdure.server.reply import JSONObject, build_json_reply
 from perdure.server.run_request import (
     CheckpointRef,
@@ -65,7 +65,9 @@ class NodeUpdate(BaseModel):
     def to_state_update(self) -> StateUpdate:
         """Convert this update to langgraph's `StateUpdate`."""
         is_command = self.command is not None and not self.command.is_empty
-        values: Any = self.command.to_command() if self.command and is_command else self.values
+        values: Any = (
+            self.command.to_langgraph_command() if self.command and is_command else self.values
+        )
         return StateUpdate(values, self.as_node)
 
 
@@ -262,12 +264,14 @@ async def update_thread_state(
                 "be updated; set graph_id in its metadata to a graph that is served"
             )
         sender, person = _build_sender_and_choose_person(runs, call, thread)
-        person_metadata = person.build_metadata(sender)
+        person_metadata = person.build_checkpoint_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
         marker = person.build_message_marker(sender, thread_id, sent_values)
         steps = [
             [
-                update._replace(values=person.mark_input_if_memory_is_off(update.values))
+                update._replace(
+                    values=person.exclude_input_from_extraction_if_memory_is_off(update.values)
+                )
                 for update in step
             ]
             for step in steps
@@ -341,7 +345,7 @@ def _build_sender_and_choose_person(
     identity = call.identity
     acting = identity.acting_for, identity.may_act_for_others
     sender = Sender(identity.user, *acting, author=identity.person, deed="changed")
-    return sender, choose_person(thread, sender, owners_are_people=runs.owners_are_people)
+    return sender, choose_person_of_run(thread, sender, owners_are_people=runs.owners_are_people)
 
 
 def build_checkpoint_config(

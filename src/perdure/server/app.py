@@ -196,7 +196,7 @@ def create_app(
             custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
             async with custom_lifespan as state:
                 if custom is not None:
-                    custom.set_state(state)
+                    custom.set_lifespan_state(state)
                 yield
         finally:
             await app.state.runs.aclose()

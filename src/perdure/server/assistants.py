@@ -264,7 +264,9 @@ def build_unknown_assistant_error(
 
 
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
-    """Return the latest version of the assistant for a new run; see `RunRequest.with_assistant`.
+    """Return the latest version of the assistant for a new run.
+
+    `RunRequest.merge_with_assistant` merges the assistant with the request.
 
     To use a default assistant, the caller needs only the permission to create the run. A default
     assistant is returned without its metadata, which records the assistant's creator and must not
@@ -475,7 +477,7 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
     The `X-Pagination-Next` response header contains the offset of the next page.
     """
     assistants = await _search_permitted(call, runs, body)
-    response = await build_json_reply(body.build_page_rows(assistants))
+    response = await build_json_reply(body.sort_and_select_page_rows(assistants))
     if len(assistants) > (end := body.offset + body.limit):
         response.headers["X-Pagination-Next"] = str(end)
     return response

@@ -159,7 +159,7 @@ class AuthFileAccess:
             self._authenticate,
         )
         is_async = inspect.iscoroutinefunction(handler)
-        user = await _await_handler(
+        user = await _await_handler_and_convert_http_exception(
             handler(**handler_arguments)
             if is_async
             else asyncio.to_thread(handler, **handler_arguments)
@@ -202,7 +202,9 @@ class AuthFileAccess:
         if "metadata" in value and value["metadata"] is None:
             value["metadata"] = {}
         try:
-            result = await _await_handler(handler(ctx=context, value=value))
+            result = await _await_handler_and_convert_http_exception(
+                handler(ctx=context, value=value)
+            )
         except AssertionError as exc:
             # As langgraph's guide suggests, a handler may refuse a request with an `assert`
             # statement.
@@ -229,10 +231,10 @@ class AuthFileAccess:
         )
 
 
-async def _await_handler(result: Awaitable[Any]) -> Any:
+async def _await_handler_and_convert_http_exception(handler_result: Awaitable[Any]) -> Any:
     """Await a handler's result. If the handler raises an HTTPException, convert it to `Refused`."""
     try:
-        return await result
+        return await handler_result
     except Auth.exceptions.HTTPException as exc:
         error_class = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
         status = exc.status_code if 400 <= exc.status_code < 600 else 403

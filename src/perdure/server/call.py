@@ -190,11 +190,11 @@ class Call:
                 "this user, can see the views"
             )
 
-    async def authorize_and_build_namespace_arguments(
-        self, arguments: Mapping[str, Any]
+    async def authorize_and_build_memory_selection(
+        self, action_arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Check that an action on memories is permitted, and return arguments that select them."""
-        permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
+        permitted = await self.authorize_arguments({"namespace": self.memories, **action_arguments})
         template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
@@ -416,7 +416,7 @@ class SortedPage(Page):
     sort_order: Literal["asc", "desc"] = "desc"
     select: Sequence[str] = ()
 
-    def build_page_rows(
+    def sort_and_select_page_rows(
         self, all_rows: list[dict[str, Any]], **extra_fields: Any
     ) -> list[dict[str, Any]]:
         """Sort the rows found by a search, and return the selected fields of the rows on one page.

@@ -74,7 +74,7 @@ class CustomApp:
         """Return a context manager that runs the application's startup and shutdown handlers."""
         return self._app.router.lifespan_context(self._app)
 
-    def set_state(self, state: dict[str, Any] | None) -> None:
+    def set_lifespan_state(self, state: dict[str, Any] | None) -> None:
         """Store the state that the application's lifespan yielded.
 
         The values in `state` are copied to each request's `request.state`.

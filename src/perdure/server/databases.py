@@ -181,9 +181,9 @@ class Databases:
             await part.aclose()
 
 
-def _choose_checkpointer_and_store_classes(db: str) -> tuple[Any, Any]:
+def _choose_checkpointer_and_store_classes(path_or_dsn: str) -> tuple[type[Any], type[Any]]:
     """Return the checkpointer class and the store class for a database."""
-    if is_dsn(db):
+    if is_dsn(path_or_dsn):
         from perdure.checkpointers.postgres import PostgresCheckpointer
         from perdure.stores.postgres import PostgresStore
 

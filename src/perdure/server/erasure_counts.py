@@ -55,7 +55,7 @@ class ErasureCounts:
                 del self._readers[thread_key]
                 self._counts.pop(thread_key, None)
 
-    async def read_count(self, thread_key: int, not_before: float) -> int | None:
+    async def read_erasure_count(self, thread_key: int, earliest_query_time: float) -> int | None:
         """Return the number of message erasures in a thread.
 
         Call this method only inside a `count_erasures_of_thread_during_block` block for the same
@@ -63,24 +63,25 @@ class ErasureCounts:
 
         Args:
             thread_key: The key of the thread.
-            not_before: The earliest time, by `time.monotonic`, at which the query may have started.
+            earliest_query_time: The earliest time, by `time.monotonic`, at which the query may have
+                started.
 
         Returns:
             The number, or None if there is no such thread.
         """
-        if not self._is_recent(thread_key, not_before):
+        if not self._is_recent(thread_key, earliest_query_time):
             async with self._querying:
-                if not self._is_recent(thread_key, not_before):
+                if not self._is_recent(thread_key, earliest_query_time):
                     # Check again while holding the lock, because a concurrent reader may have just
                     # loaded the count.
-                    await self._read_all_counts()
+                    await self._read_counts_of_threads_with_readers()
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
         """Return whether the cached erasure count was read at or after `not_before`."""
         return thread_key in self._counts and self.read_at >= not_before
 
-    async def _read_all_counts(self) -> None:
+    async def _read_counts_of_threads_with_readers(self) -> None:
         """Read the erasure counts of all threads that currently have readers."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals_by_thread_key(thread_keys)

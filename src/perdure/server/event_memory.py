@@ -77,21 +77,21 @@ class EventAccount:
         self.size = 0
         self.holders: WeakSet[EventHolder] = WeakSet()
 
-    def make_room_and_count(self, holder: EventHolder, byte_count: int) -> None:
+    def make_room_and_add_bytes(self, holder: EventHolder, new_event_bytes: int) -> None:
         """Make room for a new event of an event holder, and add its size to all totals."""
-        self.memory.make_room(self, byte_count)
+        self.memory.drop_events_to_make_room(self, new_event_bytes)
         if not holder.size:
             self.holders.add(holder)
-        holder.size += byte_count
-        self.size += byte_count
-        self.memory.size += byte_count
-        self.memory.total_added += byte_count
+        holder.size += new_event_bytes
+        self.size += new_event_bytes
+        self.memory.size += new_event_bytes
+        self.memory.total_added += new_event_bytes
 
-    def remove(self, holder: EventHolder, size: int) -> None:
+    def subtract_dropped_bytes(self, holder: EventHolder, byte_count: int) -> None:
         """Subtract the size of dropped events from the totals of the holder, user and process."""
-        holder.size -= size
-        self.size -= size
-        self.memory.size -= size
+        holder.size -= byte_count
+        self.size -= byte_count
+        self.memory.size -= byte_count
         if not holder.size:
             self.holders.discard(holder)
 
@@ -119,7 +119,7 @@ class EventMemory:
         self.size = self.total_added = 0
         self.garbage: deque[tuple[EventAccount, int]] = deque()
         self._accounts: WeakValueDictionary[Hashable, EventAccount] = WeakValueDictionary()
-        self._ended: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
+        self._unused: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
 
     def get_account(self, tenant: str | None, user: str) -> EventAccount:
         """Return the account of a user. If the user has no account, an account is created."""
@@ -128,7 +128,7 @@ class EventMemory:
             account = self._accounts[tenant, user] = EventAccount(self)
         return account
 
-    def make_room(self, account: EventAccount, size: int) -> None:
+    def drop_events_to_make_room(self, account: EventAccount, new_event_bytes: int) -> None:
         """Drop events until a new event fits within the memory limits.
 
         One limit applies to each user's events, and another to all events of the process. A new
@@ -139,13 +139,16 @@ class EventMemory:
             owner, collected = self.garbage.popleft()
             owner.size -= collected
             self.size -= collected
-        if account.size + size > self._user_bytes:
+        if account.size + new_event_bytes > self._user_bytes:
             self._drop_events_until_new_event_fits(
-                lambda: account if account.size else None, account, self._user_bytes, size
+                lambda: account if account.size else None,
+                account,
+                self._user_bytes,
+                new_event_bytes,
             )
-        if self.size + size > self._all_bytes:
+        if self.size + new_event_bytes > self._all_bytes:
             self._drop_events_until_new_event_fits(
-                self._find_largest_account, self, self._all_bytes, size
+                self._find_largest_account, self, self._all_bytes, new_event_bytes
             )
 
     def _drop_events_until_new_event_fits(
@@ -189,19 +192,19 @@ class EventMemory:
             self.total_added - holder.total_when_added + 1
         )
 
-    def mark_ended(self, holder: EventHolder) -> None:
+    def mark_unused(self, holder: EventHolder) -> None:
         """Mark an event log as unused, because it no longer has any readers or writers.
 
         The events of unused logs are kept for future readers. If the total size of the events in
         unused logs exceeds `MAX_ENDED_BYTES`, unused logs drop their events, starting with the log
         that has been unused for the longest time.
         """
-        self._ended.pop(holder, None)
-        self._ended[holder] = None
+        self._unused.pop(holder, None)
+        self._unused[holder] = None
         if self.size <= MAX_ENDED_BYTES:
             return
-        size = sum(log.size for log in self._ended)
-        for log in list(self._ended) if size > MAX_ENDED_BYTES else ():
+        size = sum(log.size for log in self._unused)
+        for log in list(self._unused) if size > MAX_ENDED_BYTES else ():
             size -= log.size
             self.mark_in_use(log)
             log.drop_all()
@@ -210,4 +213,4 @@ class EventMemory:
 
     def mark_in_use(self, holder: EventHolder) -> None:
         """Mark an event log as in use, because it has a new reader or writer."""
-        self._ended.pop(holder, None)
+        self._unused.pop(holder, None)

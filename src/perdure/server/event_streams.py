@@ -134,7 +134,7 @@ async def stream_events(
     subscription: Subscription,
 ) -> Response:
     """Stream the events of a thread's current run and subsequent runs."""
-    feed = await _open_feed(call, runs, thread_id)
+    feed = await _authorize_and_open_feed(call, runs, thread_id)
     return build_event_stream(
         _iter_sse_frames_of_subscription(call, runs, feed, request, subscription)
     )
@@ -185,7 +185,7 @@ async def _build_run_request_from_interrupt_answers(
     return {"assistant_id": assistant_id, "command": command}
 
 
-async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
+async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Check that the caller is permitted to read the thread, and return the thread's event log.
 
     The log is closed when the thread is deleted. If a thread is created with the id of a deleted
@@ -206,12 +206,12 @@ async def _iter_sse_frames_of_subscription(
     read the thread. The client may connect again.
     """
     with suppress(LookupError, Refused):
-        async for entries in _iter_events(call, runs, feed, request, subscription):
+        async for entries in _iter_subscribed_events(call, runs, feed, request, subscription):
             for part in iter_sse_chunks(entries):
                 yield part
 
 
-async def _iter_events(
+async def _iter_subscribed_events(
     call: Call,
     runs: Runs,
     feed: EventLog,
@@ -299,7 +299,9 @@ class ThreadSocket:
             if command.method == "subscription.unsubscribe":
                 if reader := self._readers.pop(str(command.params.get("subscription_id")), None):
                     reader.cancel()
-                reply = _build_success_reply(command, {}, (await self._open_feed()).last)
+                reply = _build_success_reply(
+                    command, {}, (await self._authorize_and_open_feed()).last
+                )
             else:
                 call = self._call.with_action("threads:create_run")
                 reply = await _execute_command(call, self._runs, self._thread_id, command)
@@ -307,9 +309,11 @@ class ThreadSocket:
             reply = _build_exception_reply(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))
 
-    async def _open_feed(self) -> EventLog:
+    async def _authorize_and_open_feed(self) -> EventLog:
         """Check the caller's access, and return the thread's event log."""
-        return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
+        return await _authorize_and_open_feed(
+            self._call.with_action("threads:read"), self._runs, self._thread_id
+        )
 
     async def _subscribe(self, command: CommandRequest, group: asyncio.TaskGroup) -> None:
         """Start a task that sends a new subscription's events to the client."""
@@ -320,7 +324,7 @@ class ThreadSocket:
                 "unsubscribe first",
                 422,
             )
-        feed = await self._open_feed()
+        feed = await self._authorize_and_open_feed()
         await self._send_bytes(
             encode_json(
                 _build_success_reply(command, {"subscription_id": subscription_id}, feed.last)
@@ -331,9 +335,9 @@ class ThreadSocket:
     async def _forward_events(self, feed: EventLog, subscription: Subscription) -> None:
         """Send the events of a subscription. Close the websocket when the thread is deleted."""
         source = self._call, self._runs, feed, self._websocket
-        async for entries in _iter_events(*source, subscription):
+        async for entries in _iter_subscribed_events(*source, subscription):
             for event in entries:
-                await self._sender.send(partial(getattr, event, "data"))
+                await self._sender.send(partial(getattr, event, "json_bytes"))
         # The loop over the thread's events ends only when the thread is deleted.
         await self._websocket.close()
 
@@ -375,8 +379,8 @@ class ThreadEvents:
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._feed = runs.get_feed(run.tenant, run.thread_id, run.thread_key, run.user)
-        self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
-        self._feed.register_event_writer()
+        self._feed.charge_memory_to_account(runs.memory.get_account(run.tenant, run.user))
+        self._feed.increment_writer_count()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         # Maps the id of each chat model run to the id of the message that the run generates.
         self._messages: dict[str, str] = {}
@@ -463,7 +467,7 @@ class ThreadEvents:
                     (namespace, {"interrupt_id": interrupt_id, "value": value, "payload": value})
                 )
         events = [*((_INPUT_REQUESTED, *event) for event in questions), ("lifecycle", [], ending)]
-        return [self._make_event(number, *event) for number, event in enumerate(events, 1)]
+        return [self._build_feed_event(number, *event) for number, event in enumerate(events, 1)]
 
     def _add_cancelled_event_and_leave_feed(self) -> None:
         """Append a `failed` event to the feed if the run was cancelled before it started.
@@ -473,23 +477,25 @@ class ThreadEvents:
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)
         if is_idle and not self._run.may_have_started and self._run.status not in LIVE_STATES:
-            self._feed.extend([self._make_event(1, "lifecycle", [], _CANCELLED)])
-        self._feed.remove_writer()
+            self._feed.extend([self._build_feed_event(1, "lifecycle", [], _CANCELLED)])
+        self._feed.decrement_writer_count()
 
     def _append_event(self, method: str, namespace: list[str], data: Any) -> None:
         """Append an event to the feed."""
-        self._feed.extend([self._make_event(1, method, namespace, data)])
+        self._feed.extend([self._build_feed_event(1, method, namespace, data)])
 
-    def _make_event(self, offset: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
+    def _build_feed_event(
+        self, offset_from_newest: int, method: str, namespace: list[str], data: Any
+    ) -> LoggedEvent:
         """Build an event for the thread's feed in the format that the LangGraph SDK expects.
 
         Args:
-            offset: The distance of its number from that of the newest event, from 1.
+            offset_from_newest: The distance of its number from that of the newest event, from 1.
             method: The channel of the event.
             namespace: The namespace of the graph or subgraph.
             data: The data of the event.
         """
-        number = self._feed.last + offset
+        number = self._feed.last + offset_from_newest
         sent_at, encoded = int(time.time() * 1000), orjson.Fragment(encode_event_data(data))
         params = {"namespace": namespace, "timestamp": sent_at, "data": encoded}
         event = {

@@ -74,7 +74,7 @@ class Graphs:
         return cls({name: _BuiltInGraph(name, settings) for name in ("chat", "agent")})
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load_langgraph_json(cls, path: str | Path) -> Self:
         """Import the graphs listed in a `langgraph.json` file.
 
         The folder of the file and the folders of its local dependencies are added to `sys.path`.
@@ -139,7 +139,7 @@ class Graphs:
                 source = await source
         graph_context: Any = source if hasattr(source, "__aenter__") else nullcontext(source)
         async with graph_context as graph:
-            yield _bind_graph(graph, name, saver, store)
+            yield _bind_graph_to_saver_and_store(graph, name, saver, store)
 
 
 class _BuiltInGraph(NamedTuple):
@@ -168,7 +168,9 @@ def default_assistant_id(name: str) -> str:
     return str(uuid5(_ASSISTANT_NAMESPACE, name))
 
 
-def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
+def _bind_graph_to_saver_and_store(
+    graph: Any, name: str, saver: Checkpointer, store: WholeStore
+) -> Graph:
     """Return a copy of the graph with the given checkpointer and store, and with a name.
 
     A graph without a name receives the name under which it is served.

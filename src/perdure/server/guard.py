@@ -224,7 +224,7 @@ def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp |
     """Return the response that rejects a request, or None if the request is accepted."""
     state = scope["app"].state
     try:
-        _check_host(headers.get("host", ""), state.hosts)
+        _refuse_unknown_host(headers.get("host", ""), state.hosts)
         state.clients.count_request((scope.get("client") or ("",))[0])
         has_session = state.sessions.add_session_credentials_to_request(scope)
         if has_session:
@@ -233,7 +233,7 @@ def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp |
             if has_session or headers.get("origin") not in state.origins:
                 _refuse_cross_site_request(headers, has_session)
             if _is_perdure_path(scope["path"], state):
-                _check_content_type(scope["path"], headers)
+                _refuse_body_that_is_not_json(scope["path"], headers)
     except Refused as exc:
         return build_refusal(scope, exc)
     return None
@@ -249,14 +249,14 @@ def _as_http_request(scope: Scope) -> Request:
     return Request({**scope, "type": "http"})
 
 
-def _check_host(host: str, hosts: Collection[str] | None) -> None:
+def _refuse_unknown_host(host: str, allowed_hosts: Collection[str] | None) -> None:
     """Refuse a request whose Host header contains a host name that is not allowed.
 
     Checking the host name prevents DNS rebinding. In DNS rebinding, the host name of an attacker's
     site resolves to this server's address, so that browsers treat this server as part of the
     attacker's site.
     """
-    if hosts is not None and split_url(f"//{host}").hostname not in hosts:
+    if allowed_hosts is not None and split_url(f"//{host}").hostname not in allowed_hosts:
         raise Refused(
             f"this server does not accept requests for the host {host!r}; to allow this host, "
             "start the server with --allowed-host",
@@ -354,7 +354,7 @@ def _is_perdure_path(path: str, state: Any) -> bool:
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
-def _check_content_type(path: str, headers: Headers) -> None:
+def _refuse_body_that_is_not_json(path: str, headers: Headers) -> None:
     """Refuse an API request with a body whose content type is not JSON.
 
     An HTML form on another site can send other content types, but not `application/json`. Requests

@@ -39,8 +39,8 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
     return [
         (name, value)
         for name, value in _iter_channel_values_of_request(request)
-        if (has_command or name == "messages" or _resembles_messages(value))
-        and _find_conversion_error(value) is not None
+        if (has_command or name == "messages" or _resembles_message_list(value))
+        and _find_message_conversion_error(value) is not None
     ]
 
 
@@ -60,11 +60,11 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             # The reducer can fail here even for a valid message, because the update was applied to
             # an empty copy of the channel. A message that tells the reducer to remove or keep
             # existing messages finds none in this copy.
-            keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
+            keeps = _apply_update_to_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
                 if isinstance(exc, InvalidUpdate)
-                else _find_conversion_error(value, skips_keep_messages=keeps)
+                else _find_message_conversion_error(value, skips_keep_messages=keeps)
             )
             if problem is not None:
                 reason = f"{type(problem).__name__}: {problem!s:.300}"
@@ -87,14 +87,16 @@ def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, 
         yield from values or ()
 
 
-def _resembles_messages(value: Any) -> bool:
+def _resembles_message_list(value: Any) -> bool:
     """Return whether a value is a list with at least one mapping that looks like a message."""
     return isinstance(value, list) and any(
         isinstance(element, Mapping) and _MESSAGE_KEYS & element.keys() for element in value
     )
 
 
-def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> Exception | None:
+def _find_message_conversion_error(
+    value: Any, *, skips_keep_messages: bool = False
+) -> Exception | None:
     """Return the exception that converting a value to messages raises, or None if it succeeds.
 
     Args:
@@ -118,11 +120,11 @@ def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> 
 
 def _converts_messages(channel: Any) -> bool:
     """Return whether a channel's reducer converts JSON to messages, as `add_messages` does."""
-    value = _try_update_of_empty_channel(channel, [dict(_EXAMPLE_MESSAGE)])
+    value = _apply_update_to_empty_channel(channel, [dict(_EXAMPLE_MESSAGE)])
     return isinstance(value, list) and all(isinstance(message, BaseMessage) for message in value)
 
 
-def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
+def _apply_update_to_empty_channel(channel: Any, update: Any) -> Any:
     """Apply an update to an empty copy of a channel, and return the result.
 
     Return None if the channel's reducer raises an exception.

@@ -26,7 +26,7 @@ from perdure.server.access import (
     permit_and_build_filter_for_own_data,
 )
 from perdure.server.acting import build_identity_acting_for
-from perdure.server.keys_file import Key, check_key_user, read_keys
+from perdure.server.keys_file import Key, read_keys, validate_key_user_name
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
@@ -44,7 +44,7 @@ def create_api_key_and_hash(user: str) -> tuple[str, str]:
     Raises:
         ConfigurationError: No user can have this name.
     """
-    check_key_user(user)
+    validate_key_user_name(user)
     key = f"perdure_{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 
@@ -91,7 +91,7 @@ class KeysFileAccess:
         Raises:
             Unauthenticated: The request has no key, or the file does not list the key.
         """
-        await self._reload_if_stale()
+        await self._reload_keys_if_stale()
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
@@ -122,7 +122,7 @@ class KeysFileAccess:
             Forbidden: The user may no longer act for the person.
         """
         user_and_tenant = identity.user, identity.tenant
-        await self._reload_if_stale()
+        await self._reload_keys_if_stale()
         keys = [entry for entry in self._keys if (entry.user, entry.tenant) == user_and_tenant]
         if not keys:
             raise Unauthenticated(f"the keys of {identity.user!r} were revoked; create a new key")
@@ -176,13 +176,13 @@ class KeysFileAccess:
                 "a user who has an API key in this tenant"
             )
 
-    async def _reload_if_stale(self) -> None:
+    async def _reload_keys_if_stale(self) -> None:
         """Read the keys file again if it was last read more than a second ago."""
         if monotonic() - self._read_at > _RELOAD_INTERVAL_S:
             self._read_at = monotonic()
-            await asyncio.to_thread(self._reload)
+            await asyncio.to_thread(self._reload_keys)
 
-    def _reload(self) -> None:
+    def _reload_keys(self) -> None:
         """Read the keys file.
 
         If the keys file cannot be read, no API key is accepted until it can be read again.

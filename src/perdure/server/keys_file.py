@@ -23,15 +23,15 @@ _TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
 _MAX_ATTEMPTS: Final = 20
 
 
-def check_key_user(name: str) -> str:
+def validate_key_user_name(user_name: str) -> str:
     """Check that a user name is valid in a keys file, and return it.
 
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
-    if not is_valid_user_or_team_name(name) or name == "*" or "\0" in name:
-        raise ConfigurationError(f"no user can be called {name!a}; choose another name")
-    return name
+    if not is_valid_user_or_team_name(user_name) or user_name == "*" or "\0" in user_name:
+        raise ConfigurationError(f"no user can be called {user_name!a}; choose another name")
+    return user_name
 
 
 def check_team_name(name: str) -> str:
@@ -58,7 +58,7 @@ class Key(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    user: Annotated[str, AfterValidator(check_key_user)]
+    user: Annotated[str, AfterValidator(validate_key_user_name)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     tenant: str | None = None
     permissions: list[Literal["perdure:admin", "perdure:act"]] = []
@@ -79,7 +79,7 @@ def read_keys(path: Path) -> list[Key]:
     Raises:
         ConfigurationError: The file is missing or malformed.
     """
-    with _wrap_file_errors(path):
+    with _convert_keys_file_errors(path):
         return _parse_keys(path.read_text(encoding="utf-8"))
 
 
@@ -88,7 +88,7 @@ def _parse_keys(text: str) -> list[Key]:
 
 
 @contextmanager
-def _wrap_file_errors(path: Path) -> Iterator[None]:
+def _convert_keys_file_errors(path: Path) -> Iterator[None]:
     """Convert errors raised while reading a keys file to ConfigurationError with the file name."""
     try:
         yield
@@ -126,7 +126,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     # If the path is a symbolic link, replace the file that it points to instead of the link.
     path = path.resolve()
     for _ in range(_MAX_ATTEMPTS):
-        with _wrap_file_errors(path):
+        with _convert_keys_file_errors(path):
             old_content = path.read_bytes()
             text = old_content.decode("utf-8")
             keys = _parse_keys(text)
@@ -142,7 +142,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
                 "own, so it cannot be edited; remove the keys by hand"
             )
         try:
-            if _replace_file(path, old_content, new_text.encode("utf-8")):
+            if _replace_file_if_unchanged(path, old_content, new_text.encode("utf-8")):
                 return revoked
         except OSError as exc:
             raise ConfigurationError(
@@ -178,7 +178,7 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
     ]
     if len(header_lines) != len(is_removed):
         return None
-    block_starts = [_find_comment_start(lines, start) for start in header_lines]
+    block_starts = [_find_start_of_comment_above_line(lines, start) for start in header_lines]
     block_ends = [*block_starts[1:], len(lines)]
     remaining_lines = lines[: block_starts[0]]
     for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
@@ -189,19 +189,19 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
     return "".join(remaining_lines)
 
 
-def _find_comment_start(lines: Sequence[str], start: int) -> int:
+def _find_start_of_comment_above_line(lines: Sequence[str], line_index: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    `start` is the index of the line. Return `start` if there is no comment directly above the line,
+    `line_index` is the index of the line. Return it if there is no comment directly above the line,
     or if the comment block begins on the first line of the file and is therefore a file header.
     """
-    first = start
+    first = line_index
     while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1
-    return start if first == 0 else first
+    return line_index if first == 0 else first
 
 
-def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
+def _replace_file_if_unchanged(path: Path, old_content: bytes, new_content: bytes) -> bool:
     """Replace a file atomically if its content still equals `old_content`.
 
     Return whether the file was replaced.
@@ -224,7 +224,7 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(name)
-        _sync_folder(path.parent)
+        _flush_folder_to_disk(path.parent)
         return True
 
 
@@ -248,7 +248,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def _flush_folder_to_disk(folder: Path) -> None:
     """Flush a folder to disk, so that the replacement of a file survives a power failure.
 
     If the folder is not flushed, the file's old content can reappear after a power failure.

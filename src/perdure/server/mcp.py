@@ -52,7 +52,9 @@ class ToolRequest(NamedTuple):
     request_id: str | None = None
 
 
-def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]) -> Server[Any]:
+def build_mcp_server(
+    get_request: Callable[[ServerRequestContext[Any]], ToolRequest],
+) -> Server[Any]:
     """Build an MCP server with all tools.
 
     Args:
@@ -62,7 +64,7 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
     from mcp.types import ListToolsResult
 
     tool_list = ListToolsResult.model_validate(
-        {"tools": [schema.build_tool_entry() for schema in SCHEMAS]}
+        {"tools": [schema.build_tools_list_entry() for schema in SCHEMAS]}
     )
     schemas = {schema.name: schema.build_input_schema() for schema in SCHEMAS}
 
@@ -72,7 +74,9 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
     async def call_tool(
         context: ServerRequestContext[Any], params: CallToolRequestParams
     ) -> CallToolResult:
-        return await _call_tool(params.name, params.arguments or {}, get_request(context))
+        return await _call_tool_and_wrap_result(
+            params.name, params.arguments or {}, get_request(context)
+        )
 
     return Server(
         SERVER_NAME,
@@ -84,13 +88,15 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
     )
 
 
-async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest) -> CallToolResult:
+async def _call_tool_and_wrap_result(
+    name: str, arguments: dict[str, Any], request: ToolRequest
+) -> CallToolResult:
     """Call a tool, and wrap its result text or error message in the MCP SDK's `CallToolResult`."""
     from mcp.types import CallToolResult, TextContent
 
     try:
         schema, tool = _find_tool(name)
-        text = await _run_tool(tool, schema.check_arguments(arguments), request)
+        text = await _run_tool(tool, schema.validate_and_convert_arguments(arguments), request)
         return CallToolResult(content=[TextContent(text=text)], is_error=False)
     except PerdureError as exc:
         failure = str(exc)
@@ -127,13 +133,13 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
 # -- over stdio
 
 
-def _load_store_options(graphs: str | None) -> dict[str, Any]:
+def _load_store_options_from_langgraph_json(path: str | None) -> dict[str, Any]:
     """Return the store options from a langgraph.json, or an empty dict if the path is None."""
-    if graphs is None:
+    if path is None:
         return {}
     from perdure.graphs.langgraph_json import LanggraphFile
 
-    return LanggraphFile.read(graphs).import_store_options()
+    return LanggraphFile.read(path).import_store_options()
 
 
 async def serve_stdio(
@@ -150,10 +156,10 @@ async def serve_stdio(
     import anyio
     from mcp.server.stdio import stdio_server
 
-    configured = DatabaseOptions(_load_store_options(settings.graphs))
+    configured = DatabaseOptions(_load_store_options_from_langgraph_json(settings.graphs))
     user, databases = settings.user, Databases(settings, options=configured)
     request = ToolRequest(Call(Identity(user), "store:search", LocalAccess(user), databases), audit)
-    server = build_server(lambda context: request)
+    server = build_mcp_server(lambda context: request)
     input_file: Any = _PrefixedInput(iter(lines), stdin)
     try:
         async with stdio_server(stdin=anyio.wrap_file(input_file)) as (read, write):
@@ -236,7 +242,7 @@ def _get_http_server() -> Server[Any]:
     # `arecall`, `aremember` and `quote_memories` are imported lazily, on first access. Access them
     # here, because otherwise the first tool call would block the event loop during the imports.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
-    return build_server(get_request)
+    return build_mcp_server(get_request)
 
 
 class _SdkResponse(Response):

@@ -61,7 +61,7 @@ class StartupResponder:
             The first line that the SDK must answer, or None at the end of the input.
         """
         for line in json_lines:
-            replies = self.answer_message(line)
+            replies = self.answer_line_unless_sdk_is_needed(line)
             if replies is None:
                 return line
             for reply in replies:
@@ -69,7 +69,7 @@ class StartupResponder:
                 out.flush()
         return None
 
-    def answer_message(self, line: str) -> list[dict[str, Any]] | None:
+    def answer_line_unless_sdk_is_needed(self, line: str) -> list[dict[str, Any]] | None:
         """Return the replies to a message.
 
         Args:
@@ -121,13 +121,17 @@ class StartupResponder:
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
         if _META_PREFIX + "protocolVersion" in meta:
-            return None if self.replayed_lines else self._answer_without_handshake(method, meta)
+            return (
+                None
+                if self.replayed_lines
+                else self._answer_request_without_handshake(method, meta)
+            )
         if method == "ping":
             return {"result": {}}
         if not self.replayed_lines:
             return None
         if method == "tools/list":
-            return {"result": {"tools": [tool.build_tool_entry() for tool in TOOLS]}}
+            return {"result": {"tools": [tool.build_tools_list_entry() for tool in TOOLS]}}
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -163,7 +167,7 @@ class StartupResponder:
             }
         }
 
-    def _answer_without_handshake(
+    def _answer_request_without_handshake(
         self, method: str, meta: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """Answer a request of protocol version `ENVELOPE_VERSION`, which has no handshake.
@@ -183,7 +187,7 @@ class StartupResponder:
                 "instructions": INSTRUCTIONS,
             }
         elif method == "tools/list":
-            result = {"tools": [tool.build_tool_entry() for tool in TOOLS]}
+            result = {"tools": [tool.build_tools_list_entry() for tool in TOOLS]}
         else:
             return (
                 _build_not_found_error(method)

@@ -50,7 +50,7 @@ class ToolSchema(NamedTuple):
         properties = {name: dict(schema) for name, schema in self.parameters.items()}
         return {"type": "object", "properties": properties, "required": required}
 
-    def build_tool_entry(self) -> dict[str, Any]:
+    def build_tools_list_entry(self) -> dict[str, Any]:
         """Return this tool's entry in the `tools/list` response."""
         hints = {"readOnlyHint": self.is_read_only, "destructiveHint": self.is_destructive}
         return {
@@ -60,7 +60,7 @@ class ToolSchema(NamedTuple):
             "annotations": hints,
         }
 
-    def check_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def validate_and_convert_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check the arguments of a call. Arguments without a schema are ignored.
 
         Returns:
@@ -281,7 +281,7 @@ def _convert_to_float(value: Any) -> float | None:
         return None
 
 
-def _convert_integer(value: Any) -> int | None:
+def _convert_whole_number_to_int(value: Any) -> int | None:
     """Convert a whole number to an int.
 
     `value` may be an int, a float such as `5.0`, or a string. Return None if the value is not a
@@ -296,5 +296,5 @@ def _convert_integer(value: Any) -> int | None:
 _CONVERSIONS: Final = {
     "string": _convert_text,
     "number": _convert_to_float,
-    "integer": _convert_integer,
+    "integer": _convert_whole_number_to_int,
 }

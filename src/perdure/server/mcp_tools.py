@@ -61,7 +61,7 @@ async def recall(
 ) -> str:
     """Search the memories of the user and the user's teams, or of one team, by relevance."""
     arguments = {"query": query, "limit": limit}
-    selection = await call.authorize_and_build_namespace_arguments(
+    selection = await call.authorize_and_build_memory_selection(
         {**arguments, **build_team_argument(team)}
     )
     if team is None:
@@ -82,7 +82,7 @@ async def recall(
 
 
 async def _add_team_memories_to_selection(
-    call: Call, arguments: Mapping[str, Any], selection: Mapping[str, Any]
+    call: Call, action_arguments: Mapping[str, Any], selection: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Extend a search of the user's own memories to those of the user's teams.
 
@@ -90,7 +90,7 @@ async def _add_team_memories_to_selection(
 
     Args:
         call: The request.
-        arguments: The arguments of the action, for the permission check.
+        action_arguments: The arguments of the action, for the permission check.
         selection: The namespace and the config that select the user's memories.
 
     Returns:
@@ -101,7 +101,7 @@ async def _add_team_memories_to_selection(
         team_namespace = {"namespace": (TEAMS, team)}
         with suppress(Forbidden):
             permitted = await call.with_action(call.action).authorize_arguments(
-                {**arguments, **team_namespace}
+                {**action_arguments, **team_namespace}
             )
             teams += [team] if tuple(permitted["namespace"]) == team_namespace["namespace"] else []
     if not teams:
@@ -119,7 +119,7 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
     """
     arguments: dict[str, Any] = {"key": key} if key else {}
     arguments |= {"value": {"text": text, "kind": "fact"}, **build_team_argument(team)}
-    selection = await call.authorize_and_build_namespace_arguments(arguments)
+    selection = await call.authorize_and_build_memory_selection(arguments)
     author = None if team is None else call.identity.person
     provenance = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC), author=author)
     if key:
@@ -150,7 +150,7 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
 async def _supersede_memory(
     store: WholeStore,
     key: str,
-    text: str,
+    new_text: str,
     provenance: Provenance,
     namespace_and_config: Mapping[str, Any],
 ) -> Outcome:
@@ -174,7 +174,7 @@ async def _supersede_memory(
         )
     return await memories.asupersede(
         key,
-        text,
+        new_text,
         if_version=existing.version,
         provenance=provenance,
         config=namespace_and_config["config"],
@@ -184,7 +184,7 @@ async def _supersede_memory(
 @set_required_action("store:delete")
 async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Permanently erase a memory and all its versions."""
-    selection = await call.authorize_and_build_namespace_arguments(
+    selection = await call.authorize_and_build_memory_selection(
         {"key": key, **build_team_argument(team)}
     )
     receipt = await memory.aforget(key, store=call.store, **selection)

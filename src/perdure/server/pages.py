@@ -302,7 +302,7 @@ def format_as_json(value: Any) -> str:
     return json.dumps(json.loads(encode_json(value)), indent=2, ensure_ascii=False)
 
 
-def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
+def parse_form_datetime(text: str, days_to_add: int = 0) -> datetime | None:
     """Parse a date or timestamp that was entered in a form.
 
     Args:

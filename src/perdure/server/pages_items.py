@@ -34,7 +34,7 @@ from perdure.server.pages import (
     NonNegativeNumber,
     Pages,
     PageValues,
-    parse_form_moment,
+    parse_form_datetime,
     redirect_to,
     render_page,
 )
@@ -249,7 +249,7 @@ async def show_items(
     options |= {
         "limit": ITEMS_PER_PAGE + 1,
         "offset": start,
-        "as_of": parse_form_moment(as_of),
+        "as_of": parse_form_datetime(as_of),
         "refresh_ttl": False,
     }
     found_items = await call.list_visible_store_rows(
@@ -310,7 +310,7 @@ async def _load_item_page(
     """
     history = await _load_item_versions(call, target)
     last_version = shown_version = history[-1]
-    if as_of_moment := parse_form_moment(as_of):
+    if as_of_moment := parse_form_datetime(as_of):
         shown_version = await call.store.aget(*target, as_of=as_of_moment, refresh_ttl=False)
     versions = await asyncio.to_thread(
         _build_version_rows, history[::-1][start : start + _VERSIONS_PER_PAGE + 1]
@@ -555,8 +555,8 @@ def find_value_changes(
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
     """
     old_leaves, new_leaves, word_budget = (
-        dict(_iter_leaves(before, "")),
-        dict(_iter_leaves(after, "")),
+        dict(_iter_leaf_paths_and_texts(before, "")),
+        dict(_iter_leaf_paths_and_texts(after, "")),
         word_budget or WordBudget(),
     )
     changed_paths = [
@@ -565,23 +565,25 @@ def find_value_changes(
         if old_leaves.get(path) != new_leaves.get(path)
     ]
     return [
-        Change(path, _compare_texts(old_leaves.get(path), new_leaves.get(path), word_budget))
+        Change(path, _diff_texts_by_word(old_leaves.get(path), new_leaves.get(path), word_budget))
         for path in changed_paths[:_MAX_PATHS]
     ]
 
 
-def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _iter_leaf_paths_and_texts(value: Any, parent_path: str) -> Iterator[tuple[str, str]]:
     """Yield the path and text of each leaf in a nested value. A list counts as a leaf."""
-    if isinstance(value, Mapping) and (value or not path):
+    if isinstance(value, Mapping) and (value or not parent_path):
         for name, part in value.items():
-            yield from _iter_leaves(part, f"{path}.{name}" if path else name)
+            yield from _iter_leaf_paths_and_texts(
+                part, f"{parent_path}.{name}" if parent_path else name
+            )
     elif isinstance(value, str):
-        yield path, value
+        yield parent_path, value
     else:
-        yield path, json.dumps(json.loads(encode_json(value)), ensure_ascii=False)
+        yield parent_path, json.dumps(json.loads(encode_json(value)), ensure_ascii=False)
 
 
-def _compare_texts(
+def _diff_texts_by_word(
     old: str | None, new: str | None, budget: WordBudget
 ) -> tuple[tuple[PartKind, str], ...]:
     """Compare two texts word by word, and return the unchanged, removed and added parts in order.

@@ -23,7 +23,7 @@ from perdure.server.pages import (
     NonNegativeNumber,
     Pages,
     PageValues,
-    parse_form_moment,
+    parse_form_datetime,
     redirect_to,
     remove_hidden_characters,
     render_page,
@@ -126,13 +126,13 @@ async def show_memories(
     ns, why, as_of_moment, kind = (
         target.ns,
         why or target.key,
-        parse_form_moment(as_of),
+        parse_form_datetime(as_of),
         tuple(filter(None, kind)),
     )
     values: PageValues = {
         "ns": ns,
         "is_own": ns == call.memories,
-        "users": await _list_users(call, ns),
+        "users": await _list_selectable_users(call, ns),
         "most_users": _MAX_USERS,
         "given": {
             **{"q": q, "kind": kind, "limit": limit, "tokens": tokens},
@@ -176,7 +176,7 @@ async def show_memories(
     )
 
 
-async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
+async def _list_selectable_users(call: Call, ns: tuple[str, ...]) -> list[str]:
     """Return the users whose memories an admin can select, or an empty list if there is no choice.
 
     A user id that contains hidden characters is left out, because an HTML form would submit it
@@ -225,7 +225,7 @@ async def show_quarantine(
 
 @routes.post("/ui/quarantine/release")
 @set_required_action("store:put")
-async def release_entry(call: CurrentCall, target: PermittedMemories) -> Response:
+async def release_quarantined_memory(call: CurrentCall, target: PermittedMemories) -> Response:
     """Release a quarantined candidate, storing it as a memory."""
     quarantine, config = _build_quarantine(call, target)
     outcome = await quarantine.arelease(target.key, config)

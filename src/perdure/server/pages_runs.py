@@ -65,7 +65,7 @@ class ToolReview(questions.ToolReview):
         return escape_unprintable(format_as_json(self.args))
 
 
-def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
+def find_tool_call_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
     """Return the tool calls for which an interrupt asks a person to approve, edit or reject them.
 
     The returned list is empty if the interrupt is not a request to review tool calls.
@@ -73,11 +73,11 @@ def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
 
-def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
+def parse_interrupt_answer(interrupt_value: Mapping[str, Any], form: Mapping[str, str]) -> Any:
     """Build the response to an interrupt from the submitted form fields.
 
     Args:
-        question: The value of the interrupt.
+        interrupt_value: The value of the interrupt.
         form: The fields of the form.
 
     Returns:
@@ -88,10 +88,11 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
             JSON.
     """
     decisions = [
-        _parse_decision(call, index, form) for index, call in enumerate(find_tool_reviews(question))
+        _parse_decision(call, index, form)
+        for index, call in enumerate(find_tool_call_reviews(interrupt_value))
     ]
     if decisions:
-        return questions.build_review_answer(question, decisions)
+        return questions.build_review_answer(interrupt_value, decisions)
     text = _normalize_newlines(form.get("answer", ""))
     return text if form.get("how") == "text" else questions.parse_json(text, "the answer")
 
@@ -214,7 +215,7 @@ async def load_conversation(
             {
                 **waiting_node,
                 "id": question.get("id"),
-                "reviews": find_tool_reviews(question),
+                "reviews": find_tool_call_reviews(question),
                 "value": question.get("value"),
             }
             for waiting_node, question in zip(waiting_nodes, questions, strict=False)
@@ -270,7 +271,7 @@ async def answer_question(
     )
     if question is None:
         raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
-    command = {"resume": {question["id"]: parse_answer(question, form)}}
+    command = {"resume": {question["id"]: parse_interrupt_answer(question, form)}}
     request_fields = {"assistant_id": assistant, "command": command, "multitask_strategy": "reject"}
     return await _start_run_and_respond(call, runs, request, thread, request_fields)
 

@@ -126,7 +126,9 @@ async def show_jobs(
     """Show the extraction jobs that are unfinished, have failed, or ended within the last day."""
     found_jobs, missing_dependency = [], ""
     try:
-        found_jobs = await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, None)
+        found_jobs = await asyncio.to_thread(
+            _list_extraction_jobs_or_queue_thread, call, settings, None
+        )
     except MissingDependency as exc:
         missing_dependency = str(exc)
     found_jobs.sort(key=lambda job: _JOB_STATES.index(job.state))
@@ -148,11 +150,13 @@ async def show_jobs(
 @set_required_action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
     """Queue a thread for memory extraction by the next available worker."""
-    await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, thread)
+    await asyncio.to_thread(_list_extraction_jobs_or_queue_thread, call, settings, thread)
     return redirect_to("/ui/jobs", queued=thread)
 
 
-def _list_jobs_or_queue_thread(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
+def _list_extraction_jobs_or_queue_thread(
+    call: Call, settings: Settings, thread_id: str | None
+) -> list[Any]:
     """List the extraction jobs, or queue a job for the thread if `thread_id` is given.
 
     The server itself extracts no memories. A worker process executes the queued jobs.

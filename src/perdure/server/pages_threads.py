@@ -28,7 +28,7 @@ from perdure.server.pages import (
     build_change_rows,
     build_link,
     build_message_row,
-    parse_form_moment,
+    parse_form_datetime,
     render_page,
 )
 from perdure.server.pages_runs import find_permitted_metadata_of_new_thread, load_conversation
@@ -84,8 +84,8 @@ async def show_threads(
     conditions = ThreadQuery(
         metadata=permitted["metadata"],
         text=q,
-        active_since=parse_form_moment(since),
-        active_until=parse_form_moment(until, days_to_add=1),
+        active_since=parse_form_datetime(since),
+        active_until=parse_form_datetime(until, days_to_add=1),
     )
     matching_threads = await call.threads.search(conditions, THREADS_PER_PAGE + 1, start)
     rows = await asyncio.gather(
@@ -555,7 +555,9 @@ async def _load_model_view_rows(
 
 
 def _build_turn_row(
-    items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
+    turn_items: Sequence[HistoryItem],
+    steps: Sequence[Step],
+    view_rows_by_checkpoint_id: dict[str, list[dict[str, Any]]],
 ) -> dict[str, Any]:
     """Build the template data for one turn from its items, checkpoints and model views."""
     # Number of messages that the state contained before the turn's first AI message was added.
@@ -568,8 +570,12 @@ def _build_turn_row(
             message_count = info.counts.get("messages")
             break
     return {
-        "items": [{**build_item_row(item), "position": item.position} for item in items],
-        "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
+        "items": [{**build_item_row(item), "position": item.position} for item in turn_items],
+        "views": [
+            row
+            for info, _ in steps
+            for row in view_rows_by_checkpoint_id.get(info.checkpoint_id, ())
+        ],
         "deeds": describe_actions_of_callers_other_than_person(info.metadata for info, _ in steps),
         "held": message_count,
         "steps": [_build_step_row(info, change) for info, change in steps],

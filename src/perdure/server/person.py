@@ -59,7 +59,7 @@ class Sender(NamedTuple):
         fields = {name: row[name] for name in cls._fields if name in row}
         return cls(**{"caller": row["user"], **fields})
 
-    def build_row_fields(self) -> dict[str, Any]:
+    def build_run_row_fields(self) -> dict[str, Any]:
         """Return the sender's fields in the form in which the run's database row stores them.
 
         Empty fields are omitted, and the `caller` field is stored under the key `user`.
@@ -83,7 +83,7 @@ class Person(NamedTuple):
     uses_memory: bool
     is_sender_trusted: bool
 
-    def build_configurable(self) -> dict[str, Any]:
+    def build_user_configurable(self) -> dict[str, Any]:
         """Return the entries of the run's `configurable` that identify the user.
 
         If the run uses no memory, `user_id` is empty and `WITHOUT_MEMORY_KEY` is set.
@@ -92,7 +92,7 @@ class Person(NamedTuple):
             return {"user_id": self.user}
         return {"user_id": "", WITHOUT_MEMORY_KEY: True}
 
-    def build_metadata(self, sender: Sender) -> dict[str, Any]:
+    def build_checkpoint_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return the metadata to store with the run's checkpoints.
 
         The metadata identifies the person whose memories the run uses. If a different user started
@@ -118,33 +118,38 @@ class Person(NamedTuple):
         names = {name for name in ("user_id", "owner") if name in context}
         return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
-    def mark_input_if_memory_is_off(self, input: Any) -> Any:
+    def exclude_input_from_extraction_if_memory_is_off(self, input: Any) -> Any:
         """Return the input of a run.
 
         If the run does not use memory, the returned messages are marked in their metadata so that
-        no memories are extracted from them; see `_mark_messages_as_not_remembered`.
+        no memories are extracted from them; see `_exclude_messages_from_extraction`.
         """
         if self.uses_memory:
             return input
         if isinstance(input, Command):
             goto = [
-                Send(target.node, self.mark_input_if_memory_is_off(target.arg))
+                Send(target.node, self.exclude_input_from_extraction_if_memory_is_off(target.arg))
                 if isinstance(target, Send)
                 else target
                 for target in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
             ]
-            return replace(input, update=self.mark_input_if_memory_is_off(input.update), goto=goto)
+            return replace(
+                input,
+                update=self.exclude_input_from_extraction_if_memory_is_off(input.update),
+                goto=goto,
+            )
         if isinstance(input, Mapping):
             return {
-                name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
+                name: _exclude_messages_from_extraction(name, value)
+                for name, value in input.items()
             }
         if isinstance(input, list):
             # The list contains messages or, if it is the update of a `Command`, `(channel, value)`
             # tuples.
             return [
-                (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
+                (element[0], _exclude_messages_from_extraction(element[0], element[1]))
                 if isinstance(element, tuple)
-                else _mark_messages_as_not_remembered("", element)
+                else _exclude_messages_from_extraction("", element)
                 for element in input
             ]
         return input
@@ -188,7 +193,9 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     return user if isinstance(user, str) else None
 
 
-def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
+def choose_person_of_run(
+    thread: ListedThread, sender: Sender, *, owners_are_people: bool
+) -> Person:
     """Return the person whose memories a run uses.
 
     Call this function only while holding the thread's lock, because a thread's first run determines
@@ -231,7 +238,7 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
     return person.user if is_handed_over and owner == sender.caller else owner
 
 
-def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
+def _exclude_messages_from_extraction(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
     A message is marked by setting a field in its metadata. Marking a human message excludes its
@@ -245,7 +252,7 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     if isinstance(value, list):
         is_pair = channel_name == "messages" and len(value) == 2 and value[0] in _ROLES
         if not is_pair:
-            return [_mark_messages_as_not_remembered(channel_name, element) for element in value]
+            return [_exclude_messages_from_extraction(channel_name, element) for element in value]
         value = {"role": value[0], "content": value[1]}
     if isinstance(value, str) and channel_name == "messages":
         value = {"role": "user", "content": value}

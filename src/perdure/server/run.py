@@ -174,19 +174,19 @@ class Run:
         """Return the lowest and highest `seq` of the runs whose events the log contains."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
-    def build_event_batch(
-        self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
+    def build_unstored_event_batch(
+        self, closing_events: Sequence[LoggedEvent] = (), max_bytes: int | None = None
     ) -> EventBatch | None:
         """Return a batch of the events that have not been stored yet, or None if there are none.
 
         Args:
-            closing: Events that follow those of the log.
-            limit: The maximum size of the batch, in bytes. None means no limit.
+            closing_events: Events that follow those of the log.
+            max_bytes: The maximum size of the batch, in bytes. None means no limit.
         """
         if not self.recorded:
             return None
         log = self.events
-        events = [*log.events_after(self.last_stored, limit), *closing]
+        events = [*log.list_events_after(self.last_stored, max_bytes), *closing_events]
         last_lost = (
             log.last_lost
             if log.last_lost > max(self.event_number_before_first_event, self.last_stored)
@@ -197,12 +197,14 @@ class Run:
             # an empty batch that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.sse_frame) for event in events]
-        outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
+        outdated_until = self._find_last_stored_event_number_to_delete(
+            sum(event.size for event in events)
+        )
         return EventBatch(
             events[0].number - 1, events[-1].number, entries, max(last_lost, outdated_until)
         )
 
-    def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
+    def _find_last_stored_event_number_to_delete(self, new_event_bytes: int) -> int:
         """Return the event number up to which stored events are deleted to make room for new ones.
 
         The run's oldest stored events are deleted so that the total size of its stored and new
@@ -211,9 +213,12 @@ class Run:
         Return 0 if no stored event is deleted.
 
         Args:
-            new_bytes: The size of the new events, in bytes.
+            new_event_bytes: The size of the new events, in bytes.
         """
-        total, removable = new_bytes + sum(batch_size for _, batch_size in self._stored_batches), 0
+        total, removable = (
+            new_event_bytes + sum(batch_size for _, batch_size in self._stored_batches),
+            0,
+        )
         for last_number, batch_size in self._stored_batches:
             if total <= run_log.RETAINED_BYTES:
                 break
@@ -255,21 +260,21 @@ class Run:
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
-    def update_row(self, row: RunRow) -> None:
+    def replace_cached_row(self, new_row: RunRow) -> None:
         """Replace the in-memory copy of the run's database row.
 
         If this process is executing the run, and the new row shows that the run was cancelled or no
         longer belongs to this process, the execution is stopped.
         """
-        previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
-        self.may_have_started = self.may_have_started or row.live.owner != previous.owner
+        previous, self.row, self.row_read_at = self.row.live, new_row, time.monotonic()
+        self.may_have_started = self.may_have_started or new_row.live.owner != previous.owner
         self.changed.set()
         if not self._is_executing:
             return
-        if row.live.status != "running" or row.live.owner != previous.owner:
+        if new_row.live.status != "running" or new_row.live.owner != previous.owner:
             self.lose_ownership()
-        elif row.live.cancel_action:
-            self.cancel(row.live.cancel_action)
+        elif new_row.live.cancel_action:
+            self.cancel(new_row.live.cancel_action)
 
     async def wait_until_ended(self) -> None:
         """Wait until the run has ended. If the waiting caller is cancelled, the run continues."""
@@ -277,7 +282,7 @@ class Run:
             await asyncio.wait([self.task])
 
     @contextlib.contextmanager
-    def mark_executing(self) -> Iterator[None]:
+    def mark_executing_during_block(self) -> Iterator[None]:
         """Mark the run as being executed by this process for the duration of the `with` block."""
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
@@ -306,11 +311,11 @@ class Run:
             # Log only the type of the error, because its text may contain the user's content.
             location = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
             _LOGGER.warning("run %s failed", self.run_id, exc_info=location)
-            self.set_failure(exc)
+            self.record_first_failure(exc)
         finally:
             self._is_playing = False
 
-    def set_failure(self, exc: Exception) -> None:
+    def record_first_failure(self, exc: Exception) -> None:
         """End the run with an error.
 
         If this method is called several times, only the first error is kept.
@@ -319,7 +324,7 @@ class Run:
         """
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
-    def end_because_thread_was_changed(self) -> None:
+    def mark_interrupted_by_thread_change(self) -> None:
         """Mark the run as interrupted because another program modified its thread."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
@@ -332,7 +337,7 @@ class Run:
         if self.cancelled or self.ownership_lost:
             raise asyncio.CancelledError
 
-    def drop_events(self) -> None:
+    def drop_events_and_unused_output(self) -> None:
         """Drop the run's events, and its output unless a request is waiting for it.
 
         Existing readers continue to read the log that they opened.

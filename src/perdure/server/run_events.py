@@ -71,9 +71,11 @@ class StoredEvents:
             )
         self._recorded[run] = live_run
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._store_periodically(), context=Context())
+            self._task = asyncio.create_task(
+                self._store_new_events_periodically(), context=Context()
+            )
 
-    async def _store_periodically(self) -> None:
+    async def _store_new_events_periodically(self) -> None:
         """Store new events of the recorded runs periodically, until no recorded run is left."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
@@ -100,7 +102,7 @@ class StoredEvents:
         for run in self._recorded:
             if remaining_bytes <= 0:
                 break
-            if batch := run.build_event_batch(limit=remaining_bytes):
+            if batch := run.build_unstored_event_batch(max_bytes=remaining_bytes):
                 batches[run] = batch
                 remaining_bytes -= sum(len(frame) for _, frame in batch.events)
         if batches:
@@ -110,23 +112,23 @@ class StoredEvents:
         return remaining_bytes <= 0
 
     async def store_events_except_returned_last_batch(
-        self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
+        self, run: Run, live: LiveRun, closing_events: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
         """Store a finished run's remaining events except the last batch, and return that batch.
 
         Args:
             run: The run.
             live: The row by which this process owns the run.
-            closing: Events that are added to the last batch.
+            closing_events: Events that are added to the last batch.
         """
         self._recorded.pop(run, None)
         async with self._writing:
             while (
-                batch := run.build_event_batch(limit=BATCH_BYTES)
+                batch := run.build_unstored_event_batch(max_bytes=BATCH_BYTES)
             ) and batch.last_number < run.events.last:
                 await self._table.add_events([(live, batch)])
                 run.record_stored_batch(batch)
-            return run.build_event_batch(closing)
+            return run.build_unstored_event_batch(closing_events)
 
     async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
         """Store the remaining events of a run that another process has taken over.
@@ -151,27 +153,27 @@ class StoredEvents:
             seq_range: The first and the last `seq` of the runs whose events are read.
         """
         try:
-            while batches := await self._read_batches(thread_key, seq_range, log.last):
+            while batches := await self._read_event_batches_after(thread_key, seq_range, log.last):
                 for batch in batches:
                     log.extend(_convert_batch_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
-            # The LookupError can be ignored here, because `read_after` raises it again for every
-            # reader of the log.
+            # The LookupError can be ignored here, because `iter_events_after` raises it again for
+            # every reader of the log.
             await self.empty_outdated_log_and_find_newest_event(log, thread_key, seq_range)
 
-    async def _read_batches(
-        self, thread_key: int, seq_range: tuple[int, int], number: int
+    async def _read_event_batches_after(
+        self, thread_key: int, seq_range: tuple[int, int], event_number: int
     ) -> list[EventBatch]:
-        """Read the stored events after a number.
+        """Read the stored events after `event_number`.
 
         Raises:
             LookupError: The events are no longer stored, or they are damaged.
         """
         try:
             return await self._table.read_events(
-                thread_key, seq_range, _compute_event_number_to_read_after(number, seq_range)
+                thread_key, seq_range, _compute_event_number_to_read_after(event_number, seq_range)
             )
         except CorruptRecord as exc:
             _LOGGER.warning("the stored events of a run are damaged")
@@ -191,7 +193,7 @@ class StoredEvents:
             thread_key, seq_range, _compute_event_number_to_read_after(log.last, seq_range)
         )
         if newest is not None and newest.event_number > log.last:
-            log.clear_until(newest.event_number)
+            log.drop_events_through(newest.event_number)
         return newest
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:
@@ -205,25 +207,25 @@ class StoredEvents:
                 log.close()
                 run.log, run.events_dropped = log, False
 
-    async def read_after(
+    async def iter_events_after(
         self,
         log: EventLog,
-        number: int | None,
+        event_number: int | None,
         check_access: Callable[[], Awaitable[None]],
         thread_key: int,
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events whose number is greater than `number`, and new events as they arrive.
+        """Yield the events after `event_number`, and new events as they arrive.
 
-        If `number` is None, all events are yielded.
+        If `event_number` is None, all events are yielded.
 
         Events that are missing from the log are read from the database. Memory used by events that
-        are read from the database is charged to `account`. See `EventLog.read_after`.
+        are read from the database is charged to `account`. See `EventLog.iter_events_after`.
 
         Args:
             log: The log of the run or of the thread.
-            number: The number of the last event that the reader has received, or None.
+            event_number: The number of the last event that the reader has received, or None.
             check_access: Called now and then. It raises an error if the reader may no longer read.
             thread_key: The key of the thread.
             seq_range: The first and the last `seq` of the runs whose events are read.
@@ -232,8 +234,8 @@ class StoredEvents:
         Raises:
             LookupError: Events after the number are no longer kept.
         """
-        is_new_reader = number is None
-        position = log.first if number is None else number
+        is_new_reader = event_number is None
+        position = log.first if event_number is None else event_number
         while True:
             async for reached, events in self._iter_stored_events_with_last_number(
                 log, position, is_new_reader, thread_key, seq_range, account
@@ -242,7 +244,7 @@ class StoredEvents:
                 if events:
                     yield events
             try:
-                async for events in log.read_after(
+                async for events in log.iter_events_after(
                     max(position, log.last_dropped) if is_new_reader else position, check_access
                 ):
                     yield events
@@ -251,7 +253,7 @@ class StoredEvents:
             except LookupError:
                 # Events missing from the log may have been stored in the database since the last
                 # read.
-                if not await self._read_batches(thread_key, seq_range, position):
+                if not await self._read_event_batches_after(thread_key, seq_range, position):
                     raise
 
     async def _iter_stored_events_with_last_number(
@@ -270,7 +272,9 @@ class StoredEvents:
         """
         while position < log.last_dropped:
             batches = StoredBatches(
-                await self._read_batches(thread_key, seq_range, position), position, account
+                await self._read_event_batches_after(thread_key, seq_range, position),
+                position,
+                account,
             )
             if not batches.read:
                 return
@@ -302,7 +306,7 @@ class StoredBatches:
         ]
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
-            account.make_room_and_count(self, size)
+            account.make_room_and_add_bytes(self, size)
         self.total_when_added, self.oldest_event_drop_safety_from_0_to_2 = (
             account.memory.total_added,
             1,
@@ -313,11 +317,12 @@ class StoredBatches:
             self._account.schedule_subtraction_of_garbage_collected_bytes(self.size)
 
     def iter_last_number_and_events_of_batches_after(
-        self, position: int, is_new_reader: bool
+        self, last_received_number: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the events after `position`, and stop early if they are dropped from memory.
+        """Yield the events after `last_received_number`.
 
-        The events are yielded as `(event number, events)` pairs.
+        The iteration stops early if the events are dropped from memory. The events are yielded as
+        `(event number, events)` pairs.
 
         A reader that has received the events of a pair has received all events up to and including
         the pair's event number.
@@ -328,7 +333,7 @@ class StoredBatches:
         """
         for previous_number, last_number, events in self.read:
             if (
-                previous_number > position
+                previous_number > last_received_number
                 and previous_number % NUMBERS_PER_RUN
                 and not is_new_reader
             ):
@@ -337,8 +342,8 @@ class StoredBatches:
                 yield events_part[-1].number, events_part
                 if self.are_dropped:
                     return
-            position, is_new_reader = last_number, False
-            yield position, []
+            last_received_number, is_new_reader = last_number, False
+            yield last_received_number, []
 
     def drop_oldest_events(self) -> None:
         """Drop all events."""
@@ -347,7 +352,7 @@ class StoredBatches:
             for event in events:
                 event.free_content()
         if self.size:
-            self._account.remove(self, self.size)
+            self._account.subtract_dropped_bytes(self, self.size)
 
     drop_all = drop_oldest_events
 

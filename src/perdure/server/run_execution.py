@@ -36,7 +36,7 @@ from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.message_authors import label_checkpoint
-from perdure.server.person import Person, Sender, choose_person, find_owner_of_checkpoints
+from perdure.server.person import Person, Sender, choose_person_of_run, find_owner_of_checkpoints
 from perdure.server.reply import encode_json
 from perdure.server.run import Run, build_run_json, describe_error
 from perdure.server.run_events import StoredEvents
@@ -166,7 +166,7 @@ class RunExecution:
     async def execute(self) -> None:
         """Execute the run and store its outcome, unless another process takes over the run."""
         run, live = self._run, self._live
-        with run.mark_executing():
+        with run.mark_executing_during_block():
             async with self._lock:
                 with run.allow_task_cancellation_and_record_run_outcome():
                     run.raise_if_stopped()
@@ -222,13 +222,13 @@ class RunExecution:
             run.events.note_removals(run.removals, read_at)
         progress = await find_run_progress(saver, run) if run.may_have_started else None
         if progress == "overtaken":
-            run.end_because_thread_was_changed()
+            run.mark_interrupted_by_thread_change()
             return
         sender, person = await self._load_sender_and_store_person(thread)
         server_values = {
             "thread_id": run.thread_id,
             "run_id": run.run_id,
-            **person.build_configurable(),
+            **person.build_user_configurable(),
         }
         if (chooser := self._runs.server.teams) is not None:
             teams = chooser.find_teams_whose_memory_run_uses(run.tenant, sender, person)
@@ -240,12 +240,14 @@ class RunExecution:
         )
         owner = find_owner_of_checkpoints(thread, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
-        config["metadata"] |= person.build_metadata(sender)
+        config["metadata"] |= person.build_checkpoint_metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
         context = person.replace_user_in_context(run.request.context)
         run.request = run.request.model_copy(update={"context": context})
         graph_input = (
-            None if progress else person.mark_input_if_memory_is_off(run.request.graph_input())
+            None
+            if progress
+            else person.exclude_input_from_extraction_if_memory_is_off(run.request.graph_input())
         )
         run.waits_for_answer = progress == "asks"
         if progress is None:
@@ -295,7 +297,7 @@ class RunExecution:
             # The thread is waiting for an answer to an interrupt, so the run's input is used as the
             # answer.
             sender = sender._replace(author=None, deed="answered")
-        person = choose_person(thread, sender, owners_are_people=owners_are_people)
+        person = choose_person_of_run(thread, sender, owners_are_people=owners_are_people)
         if run.row.details.get("person") != person.user:
             run.row = run.row._replace(details={**run.row.details, "person": person.user})
             await self._runs.table.store_person_of_run(self._live, person.user)
@@ -330,7 +332,7 @@ class RunExecution:
                 )
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
                     # An error that retrying cannot fix, such as a damaged thread, ends the run.
-                    run.set_failure(exc)
+                    run.record_first_failure(exc)
                     run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)
         return None
@@ -461,7 +463,7 @@ class RunExecution:
         run.events.extend(end.closing)
         claimed = end.claimed or []
         for next_run in filter(None, map(runs_by_id.get, claimed)):
-            next_run.update_row(
+            next_run.replace_cached_row(
                 next_run.row._replace(live=next_run.row.live._replace(status="running"))
             )
         if not runs_by_id.keys() >= {*claimed}:

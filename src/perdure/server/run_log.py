@@ -187,13 +187,13 @@ class LoggedEvent:
         return self.read_range(0, self.size)
 
     @property
-    def data(self) -> bytes:
+    def json_bytes(self) -> bytes:
         """Return the JSON in the frame.
 
         Raises:
             EventDropped: The event was dropped.
         """
-        return self.read_range(self.find(b"\ndata: ") + 7, self.size - 2)
+        return self.read_range(self.find_in_frame(b"\ndata: ") + 7, self.size - 2)
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return the bytes of the frame from `start` up to but not including `stop`.
@@ -205,8 +205,10 @@ class LoggedEvent:
             raise EventDropped(self.number)
         return self._content[start:stop]
 
-    def find(self, text: bytes) -> int:
-        """Return the index of the first occurrence of `text` in the event's SSE frame, or -1.
+    def find_in_frame(self, searched_bytes: bytes) -> int:
+        """Return the index of `searched_bytes` in the event's SSE frame, or -1.
+
+        If `searched_bytes` occurs more than once, return the index of the first occurrence.
 
         Raises:
             EventDropped: The event was dropped.
@@ -215,7 +217,7 @@ class LoggedEvent:
             raise EventDropped(self.number)
         # Pass 0 as the start index, because `mmap.find` otherwise starts at the current file
         # position.
-        return self._content.find(text, 0)
+        return self._content.find(searched_bytes, 0)
 
     def free_content(self) -> None:
         """Free the memory of the event."""
@@ -244,7 +246,7 @@ def iter_sse_chunks(
     for event in events:
         prefix, start = b"", 0
         if build_id_line is not None:
-            prefix, start = build_id_line(event), event.find(b"\n") + 1
+            prefix, start = build_id_line(event), event.find_in_frame(b"\n") + 1
         length = len(prefix) + event.size - start
         if joined and size + length > CHUNK_BYTES:
             yield b"".join(joined)
@@ -304,8 +306,8 @@ class EventLog:
         self._account = account
         self._writers = 0
         # Two event numbers are kept for each reader: the number of the last event that counts as
-        # received, and the number of the last event that `read_after` has yielded. A yielded event
-        # counts as received once the reader requests the next events.
+        # received, and the number of the last event that `iter_events_after` has yielded. A
+        # yielded event counts as received once the reader requests the next events.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -324,7 +326,7 @@ class EventLog:
         return bool(self._received_numbers)
 
     @property
-    def is_lost(self) -> bool:
+    def is_newest_event_lost(self) -> bool:
         """Return whether the newest event was dropped before it was stored in the database.
 
         If the result is True, all older events have also been dropped from memory.
@@ -362,16 +364,16 @@ class EventLog:
         """Return the number of the latest event that all readers have received."""
         return min(self._received_numbers.values(), default=self.last)
 
-    def set_account(self, account: EventAccount) -> None:
+    def charge_memory_to_account(self, account: EventAccount) -> None:
         """Change the `EventAccount` to which the memory of the log's events is charged."""
         if self._account is account:
             return
         size = self.size
         if self._account is not None:
-            self._account.remove(self, size)
+            self._account.subtract_dropped_bytes(self, size)
         self._account, self.size = account, 0
         if size:
-            account.make_room_and_count(self, size)
+            account.make_room_and_add_bytes(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
         """Record the thread's erasure count and the time at which it was read."""
@@ -385,15 +387,15 @@ class EventLog:
         """Advance the event counter so that the next event's number is higher than `last`."""
         self.last = max(self.last, last)
 
-    def clear_until(self, number: int) -> None:
+    def drop_events_through(self, last_number: int) -> None:
         """Drop all events from memory.
 
-        Readers then fetch the events up to and including `number` from the database.
+        Readers then fetch the events up to and including `last_number` from the database.
         """
         lost = self.last_lost
-        self._remove_oldest(len(self._entries))
+        self._remove_oldest_events(len(self._entries))
         self.last_lost, self.newest = lost, None
-        self.last = self.last_dropped = max(self.last, number)
+        self.last = self.last_dropped = max(self.last, last_number)
 
     def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
         """Build a `LoggedEvent` by encoding an event's name and data as a server-sent event."""
@@ -408,25 +410,28 @@ class EventLog:
         """Append the events that are newer than the log's last event, and wake the readers."""
         for event in events:
             if event.number > self.last:
-                self._count_event(event)
+                self._charge_event_size(event)
                 self._entries.append(event)
                 self.last, self.newest = event.number, event
-        self._drop_beyond_limits()
+        self._drop_events_beyond_limits()
         self._wake_readers()
 
-    def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Return the in-memory events whose number is greater than `number`.
+    def list_events_after(
+        self, event_number: int, max_bytes: int | None = None
+    ) -> list[LoggedEvent]:
+        """Return the in-memory events whose number is greater than `event_number`.
 
         Events are returned oldest first. The list ends with the event that brings the total size to
-        at least `limit` bytes. The list is empty only if there are no events after `number`.
+        at least `max_bytes` bytes. The list is empty only if there are no events after
+        `event_number`.
         """
-        if number >= self.last:
+        if event_number >= self.last:
             return []
-        start = stop = bisect_right(self._entries, number, key=_NUMBER)
-        if limit is None or self.size <= limit:
+        start = stop = bisect_right(self._entries, event_number, key=_NUMBER)
+        if max_bytes is None or self.size <= max_bytes:
             return self._entries[start:]
         size = 0
-        while stop < len(self._entries) and size < limit:
+        while stop < len(self._entries) and size < max_bytes:
             size += self._entries[stop].size
             stop += 1
         return self._entries[start:stop]
@@ -440,23 +445,23 @@ class EventLog:
         self._wake_readers()
         self._allow_dropping_events_if_unused()
 
-    def register_event_writer(self) -> None:
+    def increment_writer_count(self) -> None:
         """Register a writer of events.
 
-        The caller must call `remove_writer` when the writer has finished.
+        The caller must call `decrement_writer_count` when the writer has finished.
         """
         self._writers += 1
         self._mark_in_use()
 
-    def remove_writer(self) -> None:
-        """Unregister a writer; see `register_event_writer`."""
+    def decrement_writer_count(self) -> None:
+        """Unregister a writer; see `increment_writer_count`."""
         self._writers -= 1
         self._allow_dropping_events_if_unused()
 
-    async def read_after(
-        self, number: int, check_access: Callable[[], Awaitable[None]]
+    async def iter_events_after(
+        self, event_number: int, check_access: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events whose number is greater than `number`, and new events as they arrive.
+        """Yield the events after `event_number`, and new events as they arrive.
 
         The iteration ends when the log is closed, or when `check_access` raises an error because
         the reader has lost access.
@@ -470,20 +475,20 @@ class EventLog:
         # Use one timer for many events, because one timer per event would be slower.
         timer = loop.call_later(ACCESS_CHECK_S, reader.set)
         try:
-            self._received_numbers[reader] = self._handed_numbers[reader] = number
+            self._received_numbers[reader] = self._handed_numbers[reader] = event_number
             self._mark_in_use()
             while True:
                 reader.clear()
                 if loop.time() >= timer.when() - _TIMER_TOLERANCE_S:
                     await check_access()
                     timer = loop.call_later(ACCESS_CHECK_S, reader.set)
-                if number < self.last_dropped:
+                if event_number < self.last_dropped:
                     raise EventDropped(self.last_dropped)
-                events = self.events_after(number, CHUNK_BYTES)
+                events = self.list_events_after(event_number, CHUNK_BYTES)
                 if events:
-                    number = self._handed_numbers[reader] = events[-1].number
+                    event_number = self._handed_numbers[reader] = events[-1].number
                     yield events
-                    self._received_numbers[reader] = number
+                    self._received_numbers[reader] = event_number
                 elif self._closed:
                     return
                 else:
@@ -491,7 +496,7 @@ class EventLog:
         finally:
             timer.cancel()
             del self._received_numbers[reader], self._handed_numbers[reader]
-            self._drop_beyond_limits()
+            self._drop_events_beyond_limits()
             self._allow_dropping_events_if_unused()
 
     def drop_oldest_events(self) -> None:
@@ -514,13 +519,13 @@ class EventLog:
                 break
             size += entry.size
             count += 1
-        self._remove_oldest(count)
+        self._remove_oldest_events(count)
 
     def drop_all(self) -> None:
         """Drop all events."""
-        self._remove_oldest(len(self._entries))
+        self._remove_oldest_events(len(self._entries))
 
-    def _drop_beyond_limits(self) -> None:
+    def _drop_events_beyond_limits(self) -> None:
         """Drop the oldest events that exceed the log's limits, but always keep the latest event."""
         size = self.size
         if size <= RETAINED_BYTES and size <= BACKLOG_BYTES:
@@ -531,9 +536,9 @@ class EventLog:
                 break
             size -= entry.size
             count += 1
-        self._remove_oldest(count)
+        self._remove_oldest_events(count)
 
-    def _count_event(self, event: LoggedEvent) -> None:
+    def _charge_event_size(self, event: LoggedEvent) -> None:
         """Add an event's size to the size of the log, and charge it to the log's `EventAccount`.
 
         `EventMemory.total_added` is saved with the event, so that the event's age can be determined
@@ -542,10 +547,10 @@ class EventLog:
         if self._account is None:
             self.size += event.size
         else:
-            self._account.make_room_and_count(self, event.size)
+            self._account.make_room_and_add_bytes(self, event.size)
             event.total_when_added = self._account.memory.total_added
 
-    def _remove_oldest(self, count: int) -> None:
+    def _remove_oldest_events(self, count: int) -> None:
         """Drop a number of the oldest events."""
         if not count:
             return
@@ -560,7 +565,7 @@ class EventLog:
         if self._account is None:
             self.size -= size
         else:
-            self._account.remove(self, size)
+            self._account.subtract_dropped_bytes(self, size)
 
     def _allow_dropping_events_if_unused(self) -> None:
         """Mark the log as unused if it has no readers or writers, so its events can be dropped."""
@@ -571,7 +576,7 @@ class EventLog:
             and not is_written
             and not self._received_numbers
         ):
-            self._account.memory.mark_ended(self)
+            self._account.memory.mark_unused(self)
 
     def _mark_in_use(self) -> None:
         """Mark the log as in use, so that its events are not dropped like those of unused logs."""

@@ -90,7 +90,7 @@ async def store_start_checkpoint_data_for_rollback(
     start = await saver.aget_tuple({"configurable": start_at})
     if start is not None:
         counts = _AnswerAndUpdateCounts.from_writes(start.pending_writes or ())
-        former = await _read_former_writes(saver, start)
+        former = await _summarize_pending_writes(saver, start)
         writes = [(_START_CHANNEL, [*counts]), (FORMER_WRITES_CHANNEL, former)]
         await saver.aput_writes(start.config, writes, run.run_id, _START_PATH)
 
@@ -212,7 +212,9 @@ async def _find_start_checkpoint_and_stored_counts(
     return None
 
 
-async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
+async def _summarize_pending_writes(
+    saver: Checkpointer, start_checkpoint: CheckpointTuple
+) -> list[list[Any]]:
     """Return the pending writes of a checkpoint and of its interrupted subgraphs' checkpoints.
 
     Each element of the returned list consists of a checkpoint namespace, a checkpoint id, and a
@@ -221,8 +223,8 @@ async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> li
     channel. Storing the number of answers is enough to restore a task's earlier answers, because
     answers are only ever appended to the list.
     """
-    thread_id = start.config["configurable"]["thread_id"]
-    former, checkpoints = list[list[Any]](), [start]
+    thread_id = start_checkpoint.config["configurable"]["thread_id"]
+    former, checkpoints = list[list[Any]](), [start_checkpoint]
     while checkpoints:
         checkpoint = checkpoints.pop()
         configurable = checkpoint.config["configurable"]

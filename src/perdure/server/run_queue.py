@@ -201,7 +201,7 @@ class DatabaseRuns:
         executable = [run for run in live_runs if run.graph in served or run.cancel_action]
         of_others = [run for run in executable if run.owner != self.owner]
         for owner, runs in groupby(sorted(of_others, key=attrgetter("owner")), attrgetter("owner")):
-            has_changed |= await self._take_over_runs(owner, [*runs])
+            has_changed |= await self._take_over_runs_if_owner_died(owner, [*runs])
         next_runs = {run.thread_key: run for run in reversed(live_runs)}.values()
         if any((run.status, run.owner) == ("pending", self.owner) for run in next_runs):
             await self.table.claim_runs(self.owner)
@@ -211,7 +211,7 @@ class DatabaseRuns:
             live_runs = await self.table.list_live_runs()
         for live_run in live_runs:
             if live_run.owner == self.owner and live_run.run_id not in self.runs_by_id:
-                await self._load_run(live_run)
+                await self._load_run_or_end_with_error(live_run)
         live_by_id = {live_run.run_id: live_run for live_run in live_runs}
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
@@ -265,7 +265,7 @@ class DatabaseRuns:
             )
         return True
 
-    async def _load_run(self, live: LiveRun) -> None:
+    async def _load_run_or_end_with_error(self, live: LiveRun) -> None:
         """Load a run that this process owns but has not loaded yet."""
         try:
             await self.get_run(live.thread_id, live.run_id)
@@ -275,7 +275,7 @@ class DatabaseRuns:
             error = describe_error(exc)
             await self.table.end_run(live, "error", error, known_cancel="rollback")
 
-    async def _take_over_runs(self, owner: str, runs: Collection[LiveRun]) -> bool:
+    async def _take_over_runs_if_owner_died(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take over the runs of the process `owner` if that process has died.
 
         Return True if the runs were taken over.
@@ -333,7 +333,7 @@ class DatabaseRuns:
         if run.row_read_at >= read_at:
             await self.update_run_from_row(run)
         else:
-            run.update_row(row)
+            run.replace_cached_row(row)
 
     async def get_run(self, thread_id: str, run_id: str) -> Run | None:
         """Return a run of a thread, or None if the thread has no run with this id."""
@@ -360,7 +360,7 @@ class DatabaseRuns:
         )
         if row.live.status in LIVE_STATES:
             return self.runs_by_id.get(run_id) or self.start_run_task(run, Context())
-        run.drop_events()
+        run.drop_events_and_unused_output()
         return run
 
     def start_run_task(self, run: Run, context: Context | None = None) -> Run:
@@ -401,13 +401,13 @@ class DatabaseRuns:
                     # Another process may have continued the run, so the output in this process may
                     # be outdated.
                     run.output = None
-                    run.drop_events()
+                    run.drop_events_and_unused_output()
                 run.free_output()
                 self.server.unregister_run(run)
                 self._ended_runs.append(run)
                 if len(self._ended_runs) > RETAINED_ENDED_RUNS:
                     oldest = self._ended_runs.popleft()
-                    oldest.drop_events()
+                    oldest.drop_events_and_unused_output()
                     if self.runs_by_id.get(oldest.run_id) is oldest:
                         del self.runs_by_id[oldest.run_id]
 

@@ -69,10 +69,10 @@ def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
     `stream_mode=["values","updates"]`.
     """
     items = values if isinstance(values, list) else [values]
-    return [*chain.from_iterable(map(_expand_array, items))]
+    return [*chain.from_iterable(map(_parse_json_array_or_wrap, items))]
 
 
-def _expand_array(value: Any) -> list[Any]:
+def _parse_json_array_or_wrap(value: Any) -> list[Any]:
     """Return the elements of a JSON array that is passed as a string.
 
     If `value` is not a string that contains a JSON array, return `[value]`.
@@ -106,7 +106,7 @@ class WithoutNulls(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, body: Any) -> Any:
+    def _drop_null_fields(cls, body: Any) -> Any:
         """Remove fields whose value is null."""
         is_object = isinstance(body, Mapping)
         return (
@@ -123,7 +123,7 @@ class CommandFields(WithoutNulls):
     resume: Any = None
     goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
-    def to_command(self) -> Command[Any]:
+    def to_langgraph_command(self) -> Command[Any]:
         """Return the command for langgraph."""
         goto = [
             target if isinstance(target, str) else Send(target.node, target.input)
@@ -252,14 +252,14 @@ class RunRequest(WithoutNulls):
         """
         labels = {
             name: value
-            for name, value in self._merged_configurable.items()
+            for name, value in self._configurable_with_checkpoint.items()
             if isinstance(value, str | int | float)
         }
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def graph_input(self) -> Any:
         """Return the graph's input: a `Command` if the request has one, otherwise `input`."""
-        return self.command.to_command() if self.command else self.input
+        return self.command.to_langgraph_command() if self.command else self.input
 
     @property
     def input_values(self) -> list[Any]:
@@ -280,14 +280,14 @@ class RunRequest(WithoutNulls):
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
     @property
-    def has_message(self) -> bool:
+    def has_new_graph_input(self) -> bool:
         """Return whether the request has new graph input, not just answers to interrupts."""
         if self.command is None:
             return self.input is not None
         sends = [target for target in self.command.goto if not isinstance(target, str)]
         return bool(self.command.update) or any(target.input is not None for target in sends)
 
-    def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
+    def merge_with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """Return the request, merged with its assistant's configuration.
 
         The context, the metadata, and the config's `configurable` and `metadata` are merged key by
@@ -325,7 +325,9 @@ class RunRequest(WithoutNulls):
                 names of langgraph.
         """
         allowed = {"thread_id": thread_id, "user_id": user, "owner": user}
-        for name, value in chain(self._merged_configurable.items(), (self.context or {}).items()):
+        for name, value in chain(
+            self._configurable_with_checkpoint.items(), (self.context or {}).items()
+        ):
             if is_reserved_name(name) and value is not None and value != allowed.get(name):
                 raise ConfigurationError(
                     f"{name!r} is {value!r}, but only the server may set {name!r}; remove it"
@@ -338,7 +340,7 @@ class RunRequest(WithoutNulls):
             InvalidConfig: A name of a team is invalid.
         """
         names = set[str]()
-        for values in (self._merged_configurable, self.context or {}):
+        for values in (self._configurable_with_checkpoint, self.context or {}):
             for team, teams in ((values.get("team"), None), (None, values.get("teams"))):
                 names |= {*(parse_run_teams(team, teams) or ())}
         return names
@@ -346,7 +348,7 @@ class RunRequest(WithoutNulls):
     @property
     def checkpoint_ids_by_namespace(self) -> dict[str, str]:
         """Return a dict of the checkpoint ids in the request, keyed by checkpoint namespace."""
-        configurable = self._merged_configurable
+        configurable = self._configurable_with_checkpoint
         named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}
         return {
             namespace: checkpoint_id
@@ -358,7 +360,7 @@ class RunRequest(WithoutNulls):
         }
 
     @property
-    def _merged_configurable(self) -> dict[str, Any]:
+    def _configurable_with_checkpoint(self) -> dict[str, Any]:
         """Return the request's `configurable`, with the requested checkpoint added to it."""
         configurable = self.config.configurable.model_dump(exclude_unset=True)
         configurable |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
@@ -379,7 +381,7 @@ class RunRequest(WithoutNulls):
             is_continued: Whether an earlier execution of the run is continued. The config then
                 names no checkpoint, so that the run continues from its own last one.
         """
-        configurable = self._merged_configurable
+        configurable = self._configurable_with_checkpoint
         if is_continued:
             configurable = {
                 name: value

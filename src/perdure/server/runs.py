@@ -154,7 +154,7 @@ class Runs:
 
     def register_run(self, run: Run) -> None:
         """Register a run whose task was started in this process, and create its `Player`."""
-        run.log.set_account(self.memory.get_account(run.tenant, run.user))
+        run.log.charge_memory_to_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
     def get_player(self, run: Run) -> Player:
@@ -228,7 +228,7 @@ class Runs:
         *,
         is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events of a log that the reader may read; see `StoredEvents.read_after`.
+        """Yield the events of a log that the reader may read; see `StoredEvents.iter_events_after`.
 
         Events that may contain memories of another person are left out; see `may_read_event`. The
         event stream ends if messages are erased from the thread.
@@ -244,8 +244,8 @@ class Runs:
                 is then known from the start of the run.
 
         Raises:
-            LookupError: See `StoredEvents.read_after`; or messages were erased after the events
-                were emitted.
+            LookupError: See `StoredEvents.iter_events_after`; or messages were erased after the
+                events were emitted.
         """
         runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
@@ -255,7 +255,7 @@ class Runs:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
                 await self._drop_erased_events_and_get_check_time(runs, log, thread_key, checked_at)
-            async for events in runs.events.read_after(
+            async for events in runs.events.iter_events_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
@@ -286,7 +286,7 @@ class Runs:
                 the messages before is still in progress.
         """
         number, read_at = (
-            await runs.erasures.read_count(thread_key, min_check_time),
+            await runs.erasures.read_erasure_count(thread_key, min_check_time),
             runs.erasures.read_at,
         )
         if number is None or log.removals is None:
@@ -298,7 +298,7 @@ class Runs:
         # If the log is empty, no events from before the erasure are left, because the erasure also
         # deleted the events stored in the database.
         was_empty = log.is_empty
-        log.clear_until(log.last)
+        log.drop_events_through(log.last)
         stale = [
             run
             for run in self._under_way
@@ -364,7 +364,7 @@ class Runs:
                 run.output = run.output_event = None
         if run.output_event is not None:
             with contextlib.suppress(EventDropped):
-                return run.output_event.data
+                return run.output_event.json_bytes
         if run.output is None and not run.temporary:
             return encode_json(await (await self.get_database_runs(run.tenant)).read_output(run))
         return encode_json(run.output)
@@ -405,7 +405,7 @@ class Runs:
             del runs_by_id[run.run_id]
             run.cancel()
             if run.has_ended:
-                run.drop_events()
+                run.drop_events_and_unused_output()
         if feed := self._feeds.pop((tenant, thread_id), None):
             feed.close()
 
@@ -464,7 +464,7 @@ class Runs:
             "metadata": request.metadata,
             "multitask_strategy": strategy,
             "person": person or sender.acting_for or identity.user,
-            **sender.build_row_fields(),
+            **sender.build_run_row_fields(),
         }
         stored_fields = {"temporary": temporary, "protocol": protocol, "login": login}
         stored_fields |= {"recorded": recorded, "request": request.to_stored()}

@@ -76,7 +76,7 @@ class WebSocketSender:
         """
         async with self._lock:
             data = build_message()
-            self._account.make_room_and_count(self, len(data))
+            self._account.make_room_and_add_bytes(self, len(data))
             text = data.decode()
             del data
             self.total_when_added = self._account.memory.total_added
@@ -85,11 +85,11 @@ class WebSocketSender:
                     await self._websocket.send_text(text)
             finally:
                 self._timeout = None
-                self._account.remove(self, self.size)
+                self._account.subtract_dropped_bytes(self, self.size)
 
     def drop_oldest_events(self) -> None:
         """Stop sending the message."""
-        self._account.remove(self, self.size)
+        self._account.subtract_dropped_bytes(self, self.size)
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
