@@ -226,7 +226,7 @@ def test_state_is_same_at_end_from_memory_and_from_database(
     [run] = wait_for_ended_runs(app)
     path = f"/threads/{thread}/runs/{run.run_id}/join"
     late = ann.get(path).json()
-    run.drop_events()
+    run.drop_events_and_unused_output()
     later = ann.get(path).json()
 
     def ordered(state: dict[str, Any]) -> Any:
