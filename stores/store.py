@@ -701,5 +701,5 @@ class Store(BaseStore):
 class ScopedStore(Store):
     """A store limited to the namespaces under a prefix.
 
-    In a scoped store, `()` is the namespace of the prefix itself.
+    In a scoped store, the empty namespace `()` refers to the prefix itself.
     """

@@ -3,8 +3,8 @@
 An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash, either of a text of the
-memory or of the id of a message from which the memory was made. An import rejects an item version
+under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash of either a text of the
+memory or the id of a message from which the memory was created. An import rejects an item version
 if a tombstone exists for its text or for a message that its provenance identifies as its source.
 """
 
@@ -68,7 +68,7 @@ def extract_item_text(value: Mapping[str, Any]) -> str:
 
 
 def hash_thread_and_message_id(thread_id: str | None, message_id: str) -> str:
-    """Return the key of the tombstone for memories that were made from a message."""
+    """Return the key of the tombstone for memories that were created from a message."""
     name = f"{thread_id or ''}\0{message_id}".encode("utf-8", "surrogatepass")
     return f"source:{blake2b(name, digest_size=16).hexdigest()}"
 

@@ -84,7 +84,7 @@ class _ImportState:
     # Keys for which the source and this store have different content under the same version number.
     # If this field is None, the import raises an error for the first such key.
     differing: set[_RowKey] | None
-    # keys that were not imported because this store has a tombstone for them
+    # keys that were not imported because a tombstone in this store matches them
     refused: set[_RowKey] = field(default_factory=set)
     # keys of the tombstones written by this import
     imported_tombstones: set[_RowKey] = field(default_factory=set)

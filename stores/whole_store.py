@@ -118,8 +118,8 @@ class WholeStore(DatabaseOwner, Store):
     def _close_and_count_batch_of_expired_items(self) -> int:
         """Close the current versions of a batch of expired items, and return how many were closed.
 
-        Other sweepers and writers cannot write to the affected namespaces while the versions are
-        being closed.
+        Other writes to the affected namespaces, and other sweeps of these namespaces, are blocked
+        until the versions have been closed.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
