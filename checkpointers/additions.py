@@ -274,8 +274,8 @@ class Additions:
 
         Each element of `parts` is either the content of a new item or a range of existing log
         positions. If the result would exceed the limit set by `compute_max_range_count`,
-        consecutive short ranges are replaced with a single range of aliases. An alias is a log
-        entry that repeats an earlier item.
+        each sequence of short ranges is replaced with a single range of aliases. An alias is a log
+        entry that refers to an earlier item of the log.
         """
         log = self.thread.logs_by_channel[channel]
         return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
@@ -305,8 +305,8 @@ class Additions:
         """Merge log ranges until there are no more than allowed, without changing their items.
 
         The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
-        of ranges, consecutive short ranges are replaced with a single range of aliases. An alias is
-        a log entry that repeats an earlier item.
+        of ranges, each sequence of short ranges is replaced with a single range of aliases. An
+        alias is a log entry that refers to an earlier item of the log.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
             count_positions(ranges)

@@ -3,7 +3,7 @@
 There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
 Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
 values that `CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the
-metadata. The metadata key `LABELS` lists the names of these copied values.
+metadata. The metadata key `LABELS` lists the names of all values that were copied from a context.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a

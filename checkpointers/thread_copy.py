@@ -578,7 +578,7 @@ class DatabaseImport:
         return report
 
     def _copy_owner_record(self) -> None:
-        """Record in the target that owners may be organisations if the source says so.
+        """If the source's threads can belong to organisations, record this in the target.
 
         Call this method before the first thread is copied. Otherwise, organisations would count as
         people after an interrupted import.

@@ -176,10 +176,11 @@ def build_history_from_state(
 
 
 def mark_messages_of_run(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the messages of a run's state, with the marks with which the run stores them.
+    """Return the messages in a run's state, marking those that somebody else wrote.
 
-    On the server, messages that the run's person did not write are marked when the run stores them;
-    see `MESSAGE_MARKER`. The messages in the state of the run do not have these marks yet.
+    On the server, a run sets a field in the metadata of messages that the run's person did not
+    write, but only when it stores the messages; see `MESSAGE_MARKER`. The messages in the run's
+    state do not have this field yet.
     """
     marker = MESSAGE_MARKER.get()
     return messages if marker is None else marker.mark_messages(messages)

@@ -100,7 +100,10 @@ class TokenCounter:
 
     @property
     def request_overhead_tokens(self) -> float:
-        """The number of tokens that a custom counting function adds to every request, or 0."""
+        """The fixed number of tokens that a custom counting function counts for each request.
+
+        The number is 0 if there is no custom counting function.
+        """
         return 0 if self._function is None else self._function.request_overhead_tokens
 
     @property

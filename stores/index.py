@@ -516,9 +516,9 @@ def build_auto_numbering_dict(names: Iterable[str] = ()) -> dict[str, int]:
 def _renumber_names_in_column(
     rows: NDArray[Any], column: str, number_by_name: Mapping[str, int]
 ) -> dict[str, int]:
-    """Renumber the names in a column consecutively, and return each name's new number.
+    """Replace the numbers that represent names in a column with new, consecutive numbers.
 
-    Names that no row uses are dropped.
+    Names that no row uses are dropped. The returned dict maps each remaining name to its number.
     """
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)

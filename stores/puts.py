@@ -96,7 +96,7 @@ class Put:
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the put has neither a required version (`if_version`) nor limits.
+        """True if the put has no conditions, which are `if_version` and `limits`.
 
         An unconditional put can fail only because of a database error.
         """

@@ -65,7 +65,7 @@ class ItemVersion(NamedTuple):
 
     @property
     def content(self) -> ItemContent:
-        """The version's content, for comparison with tombstones."""
+        """The parts of the version's content from which the keys of its tombstones are computed."""
         return ItemContent(self.put.path, self.put.text or "", self.put.provenance)
 
 

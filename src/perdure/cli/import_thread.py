@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 # Parent namespace of all project documents, which has one child namespace per project.
 _PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
-# Divisor that limits how often checkpoints are stored. A checkpoint is stored after a turn if the
-# messages added since the last checkpoint make up at least 1/32 of all messages so far.
+# Limits how often an import stores checkpoints. With the value 32, a checkpoint is stored after a
+# turn only if at least 1/32 of all messages so far were added since the last checkpoint.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
 

@@ -223,7 +223,7 @@ class DsnFunction(DsnSource):
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
         self._guard = threading.Lock()  # This lock protects `_pending`.
-        # Start times of the calls of the DSN function that are still running
+        # Start times of the DSN function calls that have not returned yet
         self._pending: dict[object, float] = {}
         # Reason why the most recent call of the function failed, or an empty string if it succeeded
         self._problem = ""
