@@ -179,7 +179,7 @@ def _assign_node_names(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _wrap_part_without_streaming(part: Part) -> Runnable[Any, Any]:
-    """Wrap a memory part of a chat graph in a node that keeps its messages out of the stream.
+    """Wrap a part of a chat graph so that the messages it writes are not streamed.
 
     The node returns its update as a list of pairs instead of a dict, because LangGraph's
     `stream_mode="messages"` streams messages only from dicts.
@@ -198,8 +198,8 @@ def _choose_next_due_step(
     """Return the name of the next node.
 
     The next node is the first element of `steps` that is not skipped. A summary node is skipped if
-    no summary is due, because each node costs a checkpoint. If no step remains, the next node is
-    END. With `may_return_to_respond=True`, the next node is `respond` instead of END if the
+    no summary is due, because every node that runs adds a checkpoint. If no step remains, the next
+    node is END. With `may_return_to_respond=True`, the next node is `respond` instead of END if the
     model has not yet responded to the latest tool results.
     """
     due_steps = (

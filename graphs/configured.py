@@ -108,9 +108,9 @@ def _choose_memory_namespace(config: RunnableConfig) -> tuple[str, ...]:
     If the run has no user, the user from the settings is used.
     """
     configurable = config.get("configurable", {})
-    # Return the default template if the config sets a user or disables memory. For a run without a
-    # user, LangGraph's server sets `user_id` to "". For a run without memory, perdure's server sets
-    # `WITHOUT_MEMORY_KEY`.
+    # Return the default template if the config identifies a user or disables memory. LangGraph's
+    # server sets `user_id` to "" if a run has no user. Perdure's server sets `WITHOUT_MEMORY_KEY`
+    # to disable memory for a run.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

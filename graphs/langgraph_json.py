@@ -1,4 +1,4 @@
-"""Read a `langgraph.json` file: its graphs, and its configuration of the database and server.
+"""Read the graphs, database settings and server settings from a `langgraph.json` file.
 
 Source: https://docs.langchain.com/langsmith/cli#configuration-file
 """
@@ -37,7 +37,7 @@ class _ConfigSection(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def iter_names_of_ignored_keys(self, key_prefix: str = "") -> Iterator[str]:
-        """Yield the dotted names of all unknown keys, which are ignored."""
+        """Yield the dotted names of the unknown keys in this section and its subsections."""
         yield from (
             f"{key_prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT
         )

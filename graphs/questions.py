@@ -1,8 +1,8 @@
 """Interpret interrupts that ask a person a question, and build the answers that resume the runs.
 
-LangChain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. Each of its
-interrupts asks about either one tool call or all tool calls of a message. Interrupts from other
-sources are answered with text or JSON.
+LangChain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. Each interrupt
+raised by this middleware asks about a single tool call or about all tool calls of a message.
+Interrupts that the middleware did not raise are answered with text or JSON.
 """
 
 from __future__ import annotations

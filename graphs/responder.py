@@ -17,7 +17,7 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-# Maximum number of thread messages quoted in an answer; the same limit applies to memories.
+# Maximum number of thread messages, and maximum number of memories, quoted in an answer.
 _MAX_QUOTES = 2
 
 

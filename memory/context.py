@@ -52,9 +52,9 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part of the request; called with the state (None for plain messages) and the config."""
-# Maximum number of words in a follow-up question that has only one significant word, such as "and
-# Bruges?". A question that consists only of stop words is always treated as a follow-up to the
-# previous question.
+# A question with only one significant word, such as "and Bruges?", is treated as a follow-up to the
+# previous question if it has at most this many words. A question that consists only of stop words
+# is always treated as a follow-up.
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum length of a query, in characters; a longer query is shortened by cutting out its middle
 _MAX_QUERY_CHARS: Final = 2_000
@@ -111,7 +111,7 @@ class Assemble(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node whose token counts include the tools and system prompt."""
+        """Return a copy of the node that also counts the tokens of the tools and system prompt."""
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
@@ -131,7 +131,7 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the system message with all its parts, followed by the recent turns that fit."""
+        """Return the full system message and the latest turns that fit in the token budget."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -181,7 +181,7 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         reserved_tokens: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the system message with all its sections, and the turns that fit, newest first.
+        """Return the full system message and the turns that fit in the token budget, newest first.
 
         Args:
             model_input: The system message and the turns.
@@ -349,7 +349,7 @@ class UseMemories(MessagesNode):
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
         """Return a copy of the node that knows which parts follow it in a view.
 
-        To find out which messages remain in the request, the copy applies `following_parts`.
+        The copy applies `following_parts` to a request to determine which messages remain in it.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
@@ -400,7 +400,8 @@ class UseMemories(MessagesNode):
     ) -> frozenset[str | None]:
         """Return the ids of the messages that remain after the later parts of the view have run.
 
-        To find these messages, the later parts of the view are applied to `model_input`.
+        The remaining messages are determined by applying the later parts of the view to
+        `model_input`.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
@@ -431,7 +432,7 @@ class UseMemories(MessagesNode):
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
             options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
-        # A third-party store may raise the errors of its database driver.
+        # A third-party store can raise exceptions from its database driver.
         except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):

@@ -3,7 +3,7 @@
 A *turn* is a human message and all messages after it up to the next human message. Messages that
 precede the first human message also form a turn. A *unit* is one or more messages that are kept or
 removed together. An *exchange* is a unit that consists of an AI message with tool calls and the
-results of these calls. Model providers refuse requests that contain a tool result without its call,
+results of these calls. Model providers reject requests that contain a tool result without its call,
 a call without all of its results, or an empty AI message. In every request that perdure builds,
 each tool result has its call, each call has all its results, and no AI message is empty.
 """
@@ -48,7 +48,8 @@ REASONING_BLOCKS: Final = frozenset(
 """The types of content blocks that contain reasoning."""
 # types of content blocks that are not visible to the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# A content block that has only these keys counts as empty. Streaming can leave such blocks behind.
+# Keys without visible content. A content block that has only these keys counts as empty; streaming
+# can leave such blocks behind.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of `additional_kwargs` in which OpenAI responses can store content
 _ANSWER_KEYS: Final = ("audio", "refusal")

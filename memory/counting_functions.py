@@ -1,4 +1,4 @@
-"""Wrap token counters supplied by the application.
+"""Count tokens with functions that the application supplies.
 
 A token counter can be any function that LangChain's `trim_messages` accepts as `token_counter`.
 """
@@ -148,8 +148,8 @@ def find_largest_message_selection_within_budget(
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method for counting message tokens, or None if it has none.
 
-    Methods that are defined in LangChain's packages are ignored, because they download a tokenizer
-    or send each message to the provider.
+    Token-counting methods defined in LangChain's own packages are ignored, because they download a
+    tokenizer or send each message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)

@@ -34,7 +34,7 @@ REDACTED_FIELD: Final = "redacted"
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-# descriptions of the kinds of sensitive data, for use in the reason for a gate's verdict
+# descriptions of the kinds of sensitive data, quoted in the `reason` of a gate's verdict
 _KIND_NAMES: Final = {
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
@@ -86,8 +86,8 @@ _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-# Every cloud API key contains a match of `_KEY_LIKE_RUN`, so texts without a match are not searched
-# for the patterns of detect-secrets.
+# Every cloud API key contains a match for `_KEY_LIKE_RUN`, so texts without a match are not
+# searched for the patterns of detect-secrets.
 _KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
@@ -213,7 +213,7 @@ def find_service_keys(text: str) -> Iterator[Finding]:
 
 @lru_cache(1)
 def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the regular expressions for keys from detect-secrets, or () if it is not installed."""
+    """Return the API key patterns of detect-secrets, or () if the package is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")

@@ -30,8 +30,7 @@ from perdure.stores.base import Provenance
 # Number of memories to read per requested example. The number is greater than 1, because some of
 # the memories may not be examples.
 _READ_PER_EXAMPLE: Final = 2
-# maps the keys that LangChain's prompt templates use for an example to the fields of
-# `ExampleFields`
+# maps the keys of an example in LangChain's format to the fields of `ExampleFields`
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 

@@ -1,6 +1,6 @@
 """Match the tool calls in a conversation with their results, as model providers require.
 
-If a tool call has no result, a placeholder message is added that says so. If a tool result arrived
+If a tool call has no result, a placeholder message saying so is added. If a tool result arrived
 after the user's next message, the result is moved directly after its call. Messages are never
 changed in place: the request contains changed copies.
 """
@@ -57,11 +57,11 @@ _LOG: Final = logging.getLogger("perdure")
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
     """Yield the turns of a conversation, newest first, in a form that model providers accept.
 
-    Messages before the first human message form the oldest turn. If a request would not begin with
-    a human message, one with the text `NO_USER_MESSAGE` is prepended, because some providers
-    require it.
+    Messages before the first human message form the oldest turn. Some providers require that a
+    request begins with a human message, so a human message with the text `NO_USER_MESSAGE` is
+    prepended if necessary.
     """
-    # maps call ids to tool results whose calls were made in an earlier turn
+    # maps call ids to late tool results, which arrived in a later turn than their calls
     late: dict[str, BaseMessage] = {}
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
@@ -221,7 +221,7 @@ class _MessageWithResults:
         self, message: BaseMessage, calls: list[Call], stray_result_call_ids: list[str]
     ) -> None:
         self.message, self.calls = message, calls
-        # Call ids of the tool results in this message whose calls are not in the same turn.
+        # Call ids of the tool results in this message that match no tool call in the same turn.
         self.stray_result_call_ids = stray_result_call_ids
         # Maps the index of a tool call in `calls` to the message that contains the call's result.
         self.results: dict[int, BaseMessage] = {}
@@ -230,7 +230,7 @@ class _MessageWithResults:
         self.result_messages: list[BaseMessage] = []
 
     def add_call_result(self, call_position: int, message: BaseMessage) -> None:
-        """Record `message` as the result of `calls[position]`."""
+        """Record `message` as the result of `calls[call_position]`."""
         self.results[call_position] = message
         is_recorded = any(message is result for result in self.result_messages)
         if not isinstance(message, AIMessage) and not is_recorded:
@@ -284,8 +284,8 @@ class _MessageWithResults:
         for n, call in enumerate(calls):
             if n in positions_of_unanswered_calls:
                 if call.kind == "server" and is_at_end:
-                    # Keep this call although it has no result, because the provider runs the tool
-                    # itself and continues the call in its next response.
+                    # Keep this call even though it has no result, because the provider runs the
+                    # tool itself and continues the call in its next response.
                     continue
                 if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
@@ -346,7 +346,7 @@ class _TurnGrouper:
 
     def __init__(self) -> None:
         self.groups: list[list[_MessageWithResults]] = []
-        # maps each call id in the turn to the calls with that id that have no result yet
+        # maps each call id in the turn to the unanswered calls with that id
         self._pending: dict[str, list[_PendingCall]] = {}
         # tool messages whose tool call is not in this turn, but may be in an earlier turn
         self._strays: list[ToolMessage] = []
@@ -410,8 +410,8 @@ class _TurnGrouper:
         """Attach late results to calls of this turn, and collect results of earlier calls.
 
         A late result is a tool result whose call is in an earlier turn. If `late_results` contains
-        the result of a call in this turn that has no result yet, the result is attached to the
-        call. Tool results whose call is not in this turn are added to `late_results`.
+        the result of an unanswered call in this turn, the result is attached to that call. Tool
+        results whose call is not in this turn are added to `late_results`.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)

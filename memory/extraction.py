@@ -149,7 +149,7 @@ class ExtractionReport:
 
     @property
     def forgotten(self) -> int:
-        """The number of candidates refused because their text was deleted or forgotten before."""
+        """The number of candidates refused because their text had been deleted or forgotten."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, message_count: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
@@ -322,8 +322,9 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                # Read the thread again, now that its watermark exists. If the watermark is erased
-                # after this point, memories that have not been written yet are dropped.
+                # Read the thread again now that its watermark exists. If the watermark is erased
+                # after this point, the extraction notices the erasure and discards the memories
+                # that it has not written yet.
                 continue
             while unread:
                 size = max(
@@ -387,8 +388,8 @@ class Pipeline:
 
         async def plan() -> ChangePlan:
             """Build a write plan with the proposed changes and the watermark update."""
-            # If a concurrent write to the namespace comes first, the plan is rebuilt. Return an
-            # empty plan if a concurrent extraction has changed the watermark.
+            # `plan` is called again if the write conflicts with another write to the namespace.
+            # Return an empty plan if a concurrent extraction has changed the watermark.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -478,8 +479,8 @@ class RememberTurns(Learner):
             Messages added during the current run are timestamped with the current time.
             """
             unread = _skip_read_messages(watermark, messages)
-            # When the thread is read again, leave out messages that were erased after the run
-            # loaded it.
+            # Each time the thread is read again, leave out messages that were erased after the run
+            # loaded the thread.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
@@ -512,7 +513,7 @@ class RememberTurns(Learner):
 
 
 def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
-    """Skip the oldest messages, which an earlier extraction must already have read.
+    """Skip the oldest messages, which an earlier extraction is certain to have read.
 
     Old messages are skipped, so that the cost of a turn does not grow with the length of the
     thread.
@@ -685,8 +686,8 @@ class DueThreads:
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
-        A thread can be fully read even if its head is newer than its watermark, because newer
-        checkpoints do not always contain new messages.
+        All messages of a thread may have been read even if its head is newer than its watermark,
+        because not every checkpoint adds messages.
         """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)

@@ -79,7 +79,7 @@ class Batch:
     def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """Build a candidate memory whose sources are messages of the batch.
+        """Build a candidate memory with messages from the batch as its sources.
 
         Args:
             messages: The messages, at least one.
@@ -191,12 +191,13 @@ class Extractor(Protocol):
     """Part of the key of the watermarks. Extractors with the same name share their watermarks."""
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return how many messages from the start of the list form the next batch; at least 1."""
+        """Return how many leading messages of the list form the next batch, at least 1."""
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose memories for the messages of a batch.
 
-        The same messages can be passed again in a later call.
+        Implementations must accept the same messages again in a later call, for example after an
+        extraction that failed.
         """
 
 
@@ -278,7 +279,7 @@ async def build_puts_that_add_end_date_to_source_turns(
 ) -> list[PutItem]:
     """Build puts that set the end date of the turns from which a superseded memory was extracted.
 
-    A turn gets no end date if the superseding memory was also extracted from it.
+    No end date is set for turns from which the superseding memory was extracted as well.
 
     Args:
         adapter: The store.
@@ -312,10 +313,10 @@ async def find_dates_when_facts_from_messages_were_superseded(
 ) -> dict[str, str]:
     """Return the dates on which facts extracted from a thread's messages were superseded.
 
-    A source message is sometimes stored as a turn only after a fact extracted from it was
-    superseded. In this case, the turn's end date is the date on which the fact was superseded. A
-    store without versions does not record which thread a memory's previous text came from. For such
-    a store, the previous text is assumed to come from the same thread as the current text.
+    By the time a source message is stored as a turn, a fact extracted from the message may already
+    have been superseded. The turn's end date is then the date on which the fact was superseded. A
+    store without versions does not record which thread a memory's previous text came from, so the
+    previous text is assumed to come from the same thread as the current text.
 
     Args:
         scope: The namespace of the memories.
@@ -365,7 +366,7 @@ def list_source_message_ids_missing_in_successor(
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns created from the source messages that a provenance lists."""
+    """Return the stored turns created from the source messages listed in a provenance."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

@@ -10,8 +10,8 @@ from perdure.memory.conversation import Messages, get_role
 # Maximum number of keys in a `FailedTurns`; when it is exceeded, the oldest keys are dropped. A key
 # identifies either a run or a question in a thread.
 _MAX_FAILURES: Final = 2_048
-# Number of seconds before an operation that failed in a turn is retried. A run that resumes the
-# turn earlier skips the operation.
+# Minimum number of seconds before an operation that failed in a turn is retried. Until then, runs
+# that resume the turn skip the operation.
 _RETRY_S: Final = 600.0
 
 

@@ -57,8 +57,8 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's current and previous texts and for a turn's source message.
 
     A memory's `previous` attribute contains only the most recent of its previous texts. To build
-    tombstones for all texts that a memory ever had, call `build_tombstones` once for each version
-    of the memory.
+    tombstones for every text that a memory has ever had, call `build_tombstones` once for each
+    version of the memory.
 
     Args:
         memory: A version of the memory.
@@ -75,7 +75,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
-    """Return the tombstone keys for the source messages that a provenance lists."""
+    """Return the tombstone keys for the source messages listed in a provenance."""
     if provenance is None:
         return []
     return [hash_thread_and_message_id(provenance.thread_id, id) for id in provenance.message_ids]
@@ -174,10 +174,9 @@ class Gate:
 
     The gate refuses texts that contain no words or are too long, texts taken from a system message,
     and facts that a stored memory already states. The gate also refuses a text that was previously
-    deleted or forgotten, unless the memory is requested explicitly or the text occurs again in a
-    later run. Texts that contain secrets are quarantined until a person reviews them. A memory
-    whose only source is tool output is also quarantined, unless the application's code asked to
-    store it.
+    deleted or forgotten, unless the memory is explicitly requested or the text reappears in a later
+    run. Texts that contain secrets are quarantined until a person reviews them. A memory whose only
+    source is tool output is also quarantined, unless the application's code asked to store it.
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
@@ -240,7 +239,7 @@ class Gate:
     async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
-        """Run the application's checks on the candidates admitted so far; return all verdicts."""
+        """Run the application-defined checks on admitted candidates, and return all verdicts."""
         verdicts = list(verdicts)
         for check in self.checks:
             indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
@@ -282,7 +281,7 @@ class _Judgement:
     keys: Sequence[str | None]
 
     def kept_indices(self, *, include_events: bool = True) -> list[int]:
-        """Return the indices of the candidates whose current verdict is to keep them."""
+        """Return the indices of the candidates whose current verdict is `"keep"`."""
         indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
@@ -390,8 +389,8 @@ async def _refuse_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    Candidates that were requested explicitly are exempt, as are candidates whose text occurs again
-    in a message that was added after the deletion.
+    Candidates that were explicitly requested are not refused, nor are candidates whose text
+    reappears in a message that was added after the deletion.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
@@ -420,9 +419,9 @@ async def _is_added_after_deletions(
 ) -> bool:
     """Return whether a text's source messages were added after the last deletion of the text.
 
-    `tombstones` contains one record per deletion of the text. Each source message must have been
-    added by a run that began after the last deletion. Return False if the time of a deletion is
-    unknown, or the time at which a source message was added.
+    `tombstones` contains one record per deletion of the text. The result is True only if every
+    source message was added by a run that began after the last deletion. The result is False if the
+    time of a deletion, or the time at which a source message was added, is unknown.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
