@@ -471,9 +471,9 @@ def _explain_why_text_is_outdated(
 ) -> str:
     """Return the reason why a text is outdated, or "" if it is up to date.
 
-    A text is outdated if it states the same fact as a previous text of a memory and was stated
-    before that memory changed. If the text's date is unknown, it is assumed to be older than the
-    change.
+    A text is outdated if it states the same fact as one of a memory's previous texts and was stated
+    before that previous text was replaced. If the text's date is unknown, the text is assumed to be
+    older than the replacement.
     """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
@@ -597,8 +597,8 @@ def _combine_with_custom_verdict(
 ) -> Verdict:
     """Combine the previous verdict on a candidate with the verdict of an application-defined check.
 
-    If the application's check accepts the candidate, redactions made by the previous verdict remain
-    in effect.
+    If the application-defined check accepts the candidate without changing its text, redactions
+    made by the previous verdict remain in effect.
     """
     if custom_verdict.action != "keep":
         reason = custom_verdict.reason or f"the check {check_name} decided so without a reason"

@@ -135,7 +135,7 @@ class Instructions:
     ) -> InstructionsVersion:
         """Store a text as a new version of the instructions, and return that version.
 
-        No version is written if the current version has the same text.
+        If the current version already has this text, no new version is stored.
         """
         return await self._write_text(check_text("text", text), "set", config)
 
@@ -183,7 +183,7 @@ class Instructions:
         change_kind: ChangeKind,
         max_tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
-        """Rewrite the instructions, and return the current version read back from the store.
+        """Rewrite the instructions, then read the current version from the store and return it.
 
         Args:
             handle: The item with the instructions.
@@ -340,8 +340,8 @@ _MIN_RATIO: Final = 0.4
 _MIN_BASE_CHARS: Final = 1_000
 # maximum length of the conversation in a request, in characters
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
-# Maximum number of attempts to rewrite and store the instructions. An attempt fails if another run
-# stores a new version first.
+# Maximum number of attempts to rewrite and store the instructions. An attempt fails if a concurrent
+# run stores a new version before the attempt completes.
 _MAX_ATTEMPTS: Final = 11
 _LOG = logging.getLogger("perdure")
 
@@ -349,10 +349,10 @@ _LOG = logging.getLogger("perdure")
 class UpdateInstructions(Learner):
     """A node that lets a model rewrite the instructions after a conversation.
 
-    The rewritten text is stored as a new version. If another run stores a new version first, the
-    model is called again. A rewritten text is rejected if it is shorter than 40 % or longer than
-    250 % of the previous text. However, a previous text of fewer than 1,000 characters may grow to
-    2,500 characters.
+    The rewritten text is stored as a new version. If a concurrent run stores a new version before
+    this run does, the model is called again. A rewritten text is rejected if its length is less
+    than 40 % or more than 250 % of the previous text's length. However, if the previous text is
+    shorter than 1,000 characters, the rewritten text can be up to 2,500 characters long.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.

@@ -1,8 +1,8 @@
 """Detect messages that were erased after a run or an extraction had loaded them.
 
-After a summary or an extraction has loaded messages, it may wait several minutes for a model
-response. Before its result is written, the functions in this module check that none of the source
-messages has been erased since it was loaded.
+Summarisation and extraction load messages and then wait for a model response, which can take
+several minutes. Before the resulting summary or memories are stored, the functions in this module
+check whether any of the source messages was erased after it had been loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A stored thread, with a marker for the point in time at which its messages were loaded.
+    """A stored thread, with a reference point for finding messages that were erased after loading.
 
     Attributes:
         saver: The checkpointer that stores the thread.

@@ -110,7 +110,8 @@ def _convert_openai_message_to_langchain(
 ) -> BaseMessage:
     """Build a LangChain message from a message in OpenAI's format.
 
-    `langchain_overrides` is None, or contains LangChain fields that override those of the message.
+    If `langchain_overrides` is not None, it contains LangChain fields that replace the message's
+    own fields.
     """
     try:
         (message,) = convert_to_messages([openai_message])
@@ -123,7 +124,7 @@ def _convert_openai_message_to_langchain(
                 raise ValueError("a RemoveMessage cannot be part of an imported conversation")
     except json.JSONDecodeError as exc:
         raise MalformedPart("the arguments of a tool call are not valid JSON") from exc
-    except Exception as exc:  # langchain-core raises errors of many types.
+    except Exception as exc:  # langchain-core can raise exceptions of many types.
         part = "tool_calls" if openai_message.get("tool_calls") else openai_message["role"]
         raise MalformedPart(f"malformed message ({part})") from exc
     return message
@@ -190,7 +191,7 @@ def _parse_langchain_message(
         )
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
-    except Exception as exc:  # langchain-core raises errors of many types.
+    except Exception as exc:  # langchain-core can raise exceptions of many types.
         raise MalformedPart(f"malformed message ({shorten_line(message_type, 40)})") from exc
     return message
 
@@ -233,7 +234,7 @@ def _convert_responses_api_part_to_chat_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value at a path of keys, or an empty value of the type `kind`.
+    """Return the value under a path of nested keys, or an empty value of the type `kind`.
 
     Return an empty value, such as `""` or `{}`, if the path does not exist or its value has a
     different type. Lone surrogates in text are replaced.

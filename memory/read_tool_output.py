@@ -1,7 +1,7 @@
 """Provide `read_tool_output`, a tool that lets a model reread the result of an earlier tool call.
 
-A thread's history contains the original of each tool result that was cleared, trimmed or
-summarised.
+If a tool result was cleared, trimmed or summarised, the thread's history still contains the
+original result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _START: Final = "The character at which to begin; 0 is the beginning of the resu
 class _ReadTool(ToolOutputReader, StructuredTool):
     """The class of the tool that `read_tool_output` returns.
 
-    Other modules use `isinstance` to recognise a tool from `read_tool_output`.
+    Other modules use `isinstance` checks with this class to recognise the tool.
     """
 
 
@@ -121,7 +121,7 @@ def _find_perdure_checkpointer_of_run(config: RunnableConfig) -> Any:
 def _render_result_page(
     result: ToolMessage, start_char: int, max_chars: int, tool_name: str
 ) -> Any:
-    """Return a short result in full, or the page of a long result that begins at offset `start`."""
+    """Return a short result in full, or the page of a long result that begins at `start_char`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
     if start_char == 0 and len(whole_text) <= max_chars:
@@ -203,7 +203,7 @@ class _ThreadHistory:
     async def find_output_in_other_namespaces(
         self, message_ids: Set[str | None]
     ) -> ToolMessage | None:
-        """Search the thread's other checkpoint namespaces for a result by its message id."""
+        """Search the thread's other checkpoint namespaces for the tool result by its message id."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
@@ -235,7 +235,7 @@ class _ThreadHistory:
     async def _find_newest_unshortened_output(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest complete result of the tool call in the history up to a checkpoint.
+        """Search the history up to a checkpoint for the newest complete result of the tool call.
 
         If neither the checkpoint nor its ancestors contain a complete result of the tool call, the
         newest complete result on another branch is returned.

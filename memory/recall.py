@@ -53,10 +53,10 @@ _MIN_SPARE: Final = 5
 # memories.
 _DEPTH_FACTOR: Final = 4
 # Maximum number of comparisons per memory when rankings are merged and duplicates are removed. Each
-# memory is compared only with the first memories in the merged list.
+# memory is compared with at most this many memories, starting at the top of the merged list.
 _MAX_COMPARED: Final = 100
 # The constant k of reciprocal rank fusion, which gives rank r the weight 1 / (k + r). The larger k
-# is, the smaller is the advantage of high ranks over low ranks.
+# is, the smaller the advantage of high ranks over low ranks.
 _FUSION_CONSTANT: Final = 60
 # Maximum number of characters of a memory to show in an explanation. Longer texts are truncated.
 _MAX_EXPLAINED_CHARS: Final = 120
@@ -161,7 +161,7 @@ def resolve_namespace_options(
 
 
 def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
-    """Return a list of namespaces from an argument that may be a single namespace.
+    """Wrap a single namespace in a list, and return a list of namespaces unchanged.
 
     If `namespace_or_list` is a single namespace, the result is `[namespace]`.
     """
@@ -215,7 +215,7 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def list_searched_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces that a run searches, without namespaces nested inside another one.
+        """Return the namespaces that a run searches, except those nested within another one.
 
         A namespace is nested if another namespace in the list is a prefix of it. Searching the
         outer namespace also finds the memories in the nested one.
@@ -329,7 +329,7 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories in the namespaces, or [] if there are `all_below` or more of them."""
+        """Return all memories in the namespaces if there are fewer than `all_below`, or else []."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
@@ -351,8 +351,8 @@ class MemorySearch:
         """Return (rank, memory) pairs for the best-matching memories of one namespace.
 
         The list may be longer than `limit`, because the caller removes duplicates. Only memories
-        that `accepts` admits are returned. Memories that reach the minimum score come before
-        memories that do not.
+        for which `accepts` returns True are returned. Memories that reach the minimum score come
+        before memories that do not.
         """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
@@ -421,13 +421,14 @@ async def _recall(
     The node `use_memories` performs the same search as `recall` before a model is called.
 
     The store's search ranks the memories within each namespace. A turn is a memory that contains a
-    message. All other memories count as extracted memories. Their ranks are halved, so that they
-    tend to rank above turns. A memory that was extracted from a turn always ranks above that turn.
-    Results from multiple namespaces are merged by rank. If several memories state the same fact,
-    only the best one is returned. A turn that merely asks the same question as the query ranks
-    below a statement that answers it. A turn is not returned if its text equals the query. A
-    superseded memory is not returned if its successor is recalled. A superseded memory whose
-    successor is not recalled is shown with the date on which it stopped being true.
+    message. All other memories count as extracted memories. The ranks of extracted memories are
+    halved, so that extracted memories tend to come before turns. A memory that was extracted from a
+    turn always ranks above that turn. Results from multiple namespaces are merged by rank. If
+    several memories state the same fact, only the best one is returned. A turn that merely asks the
+    same question as the query ranks below a statement that answers it. A turn is not returned if
+    its text equals the query. A superseded memory is not returned if its successor is recalled. A
+    superseded memory whose successor is not recalled is shown with the date on which it stopped
+    being true.
 
     Args:
         query: The query, in the words of the user.
@@ -475,8 +476,8 @@ def merge_rankings_by_reciprocal_rank(
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Pairs of a memory and a dict of its ranks. The dict maps the index of a ranking in `rankings`
-    # to the memory's rank in that ranking.
+    # (memory, ranks) pairs. Each `ranks` dict maps the index of a ranking in `rankings` to the
+    # memory's rank in that ranking.
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
@@ -569,8 +570,8 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     def is_replaced(memory: Memory) -> bool:
         """Return whether a memory was superseded and its successor is among the recalled memories.
 
-        A memory that is no longer true counts as replaced if each of its source messages is among
-        the sources of the recalled memories' previous texts.
+        A memory that is no longer true counts as replaced if all of its source messages are also
+        sources of the recalled memories' previous texts.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (

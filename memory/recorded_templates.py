@@ -105,7 +105,7 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
 def _get_cached_template_records_and_scope_prefix(
     store: Any,
 ) -> tuple[set[tuple[bytes, Namespace]], bytes]:
-    """Return the cached template records of a store's database, and the store's scope prefix.
+    """Return the cache of recorded templates for a store's database, and the store's scope prefix.
 
     The scope prefix is the namespace prefix to which the store is restricted. If the store is not
     restricted to a prefix, the scope prefix is b"".

@@ -214,8 +214,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        # Show a previous text only if it was superseded. Omit previous texts that were "updated",
-        # because they were wrong or badly worded.
+        # Show the previous text only if it was superseded by a new fact. A previous text that was
+        # "updated" was wrong or badly worded, so omit it.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -227,7 +227,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_memory_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return a date for each memory, with the time of day if several memories share the date.
+    """Return each memory's date, followed by the time of day if several memories share the date.
 
     If several memories have the same date, each of these dates includes the time of day (UTC). The
     time of day is precise to the minute, or to the second or millisecond where necessary to tell
@@ -280,7 +280,8 @@ def _render_memory_json(
         getattr(provenance, "trust", None),
         getattr(provenance, "at", None) or default_time,
     )
-    # In a memory that a team shares, "the user" would be misread as the current user.
+    # In a memory that is shared by a team, the words "the user" would be misread as the current
+    # user.
     if team is not None and trust == "user":
         actor = author or "a member of the team"
     # Omit the "said_by" field if the memory's text already begins with the speaker's name, as the
@@ -302,7 +303,7 @@ def _render_memory_json(
 
 
 def _get_team(namespace: Sequence[str]) -> str | None:
-    """Return the team that a namespace belongs to, or None if the namespace is not a team's."""
+    """Return the team that a namespace belongs to, or None if it does not belong to a team."""
     return namespace[1] if tuple(namespace[:1]) == (TEAMS,) and len(namespace) > 1 else None
 
 
@@ -326,9 +327,9 @@ class StoreAdapter:
     Both blocking and async callers can run the async methods; see `perdure.effects`.
 
     Reading an item from a perdure store through a `StoreAdapter` does not restart the item's time
-    to live (TTL). Many reads merely compare memories, or fetch more memories than are passed to the
-    model. Such reads must not restart the TTL. To restart the TTL of the memories that are passed
-    to the model, call `refresh_time_to_live`.
+    to live (TTL). Many reads only compare memories, or fetch more memories than are eventually
+    passed to the model. Such reads must not restart the TTL. To restart the TTL of the memories
+    that are passed to the model, call `refresh_time_to_live`.
 
     Args:
         store: The store.
@@ -341,7 +342,7 @@ class StoreAdapter:
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
-        # The (namespace, key) pairs of items with a TTL that this adapter has read.
+        # The (namespace, key) pair of each item that has a TTL and was read through this adapter.
         self._expiring = set[tuple[Namespace, str]]()
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
@@ -416,7 +417,7 @@ class StoreAdapter:
     async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
         """Refresh the TTL of memories, unless the store is configured not to refresh TTLs on read.
 
-        Pass only current versions of memories, and only memories that this adapter has read.
+        Pass only memories that were read through this adapter, in their current versions.
         """
         item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
@@ -461,7 +462,7 @@ class StoreAdapter:
             )
 
     async def record_templates(self) -> None:
-        """Record this adapter's templates in the store if they are not yet recorded."""
+        """Record this adapter's namespace templates in the store, unless already recorded."""
         if self._templates:
             await record_templates(self.store, self._templates)
 
@@ -499,7 +500,7 @@ class StoreAdapter:
     def _remember_keys_of_items_with_time_to_live(self, items: Iterable[Item]) -> None:
         """Record the keys of the items that have a TTL.
 
-        `refresh_time_to_live` restarts the TTL only of items recorded here.
+        `refresh_time_to_live` skips items whose keys were not recorded.
         """
         self._expiring.update(
             (tuple(item.namespace), item.key)
@@ -508,7 +509,7 @@ class StoreAdapter:
         )
 
     def _build_as_of_search_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return the `as_of` option for reading a store, or no options if `as_of` is None."""
+        """Return `as_of` as a dict of store options. If `as_of` is None, the dict is empty."""
         if as_of is None:
             return {}
         check_instance(
@@ -536,7 +537,7 @@ class ChangePlan(NamedTuple):
 
 
 class ItemHandle(NamedTuple):
-    """A store item, such as a profile, with the provenance to record for the next change to it.
+    """A handle for reading and changing a store item, such as a profile.
 
     Attributes:
         adapter: The store.
@@ -605,7 +606,7 @@ def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[N
 
 
 def check_namespace_is_not_reserved(template: Template, namespace: Namespace) -> Namespace:
-    """Check the first label of a namespace filled in from a template, and return the namespace.
+    """Validate the first label of a filled-in namespace, and return the namespace.
 
     Raises:
         InvalidNamespace: The first label is reserved for perdure's own notes, or it is reserved for
@@ -628,9 +629,10 @@ def check_namespace_is_not_reserved(template: Template, namespace: Namespace) ->
 def build_namespace_of_notes_about_memories(
     note_kind: str, memories_namespace: Namespace
 ) -> Namespace:
-    """Return the namespace for one kind of perdure's notes about memories.
+    """Return the namespace in which internal notes about memories are stored.
 
-    Notes are, for example, tombstones and quarantine entries.
+    Internal notes are, for example, tombstones and quarantine entries. Each kind of note has its
+    own namespace.
 
     Args:
         note_kind: The kind, one of `NOTE_KINDS`.
@@ -685,7 +687,7 @@ def build_unsearched_permanent_note_put(
 def build_removal(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
     """Build the put that deletes a memory.
 
-    A store that keeps versions also keeps the deleted memory's past versions.
+    In a store that keeps versions, the memory's past versions are retained.
     """
     return PutItem(namespace, key, None, if_version=if_version)
 

@@ -75,8 +75,9 @@ def _merge_messages(current_messages: Any, update: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
     If an update contains `REMOVE_ALL_MESSAGES`, langgraph's `add_messages` returns the messages
-    that follow it as they are. It neither merges messages with the same id nor applies removals. If
-    the result of `add_messages` contains duplicate ids, the messages are merged again.
+    that follow this marker unchanged. In this case, messages with the same id are not merged, and
+    removals are not applied. If the result of `add_messages` contains duplicate ids, the messages
+    are merged again.
     """
     merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:

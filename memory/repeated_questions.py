@@ -1,26 +1,26 @@
 """Rank turns that answer a query's question ahead of turns that only repeat the question.
 
-If a query repeats a question that is already stored as a turn, the stored question has all of its
-words in common with the query. A search therefore ranks the stored question above the statement
-that answers it. This module corrects the ranking. It classifies each turn by the words that the
-turn shares with the query, and by the turn's remaining words. A word of the turn that is not in the
-query is informative if it is a name, a number, or a rare word. Each turn gets one of four roles:
+If a query repeats a question that was stored as a turn, the query and the stored question contain
+the same words. A search therefore ranks the stored question above the statement that answers it.
+This module corrects the ranking. It classifies each turn by the words that the turn shares with the
+query, and by the turn's remaining words. A word of the turn that is not in the query is informative
+if it is a name, a number, or a rare word. Each turn gets one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
     REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
-`rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking.
-Turns with the role REPEATS are moved after the last turn with the role ANSWERS or SAYS. Turns with
-the role SAYS are moved after the first turn with the role ANSWERS. Only a better turn that shares
+`rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking. A
+turn with the role REPEATS is moved behind the last turn with the role ANSWERS or SAYS. A turn with
+the role SAYS is moved behind the next turn with the role ANSWERS. Only a better turn that shares
 enough words with the query can cause another turn to be moved behind it.
 
 The ranking is left unchanged if no turn with the role ANSWERS or SAYS shares enough words with the
 query. If all turns that share words with the query merely repeat the question, the answer may be a
 reply that shares no words with the query. The original ranking already places such a reply after
-the question that it answers. If neither the query nor any turn is a question, as in a keyword
-search, the ranking is left unchanged, too.
+the question that it answers. The ranking is also left unchanged if neither the query nor any turn
+is a question, as in a keyword search.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _build_memory_sort_key(
 ) -> _SortKey:
     """Return the sort key of the memory at index `position` in the ranking.
 
-    Sorting by these keys leaves a memory at its position in the ranking, moves it behind a memory
-    with a better role, or moves it to the end.
+    When the ranking is sorted by these keys, each memory keeps its position, moves behind a memory
+    with a better role, or moves to the end.
     """
     role, shared = roles[position]
     if role == ASKS:
@@ -173,9 +173,9 @@ def _follows_unanswered_message(
 ) -> bool:
     """Return whether a memory's source message comes directly after an unanswered message.
 
-    A message is unanswered if it was stored as a turn that does not answer the query.
-    `unanswered_positions` contains a (thread id, position in the thread) tuple for each unanswered
-    message.
+    A message counts as unanswered if its turn repeats words of the query without answering the
+    query. `unanswered_positions` contains a (thread id, position in the thread) tuple for each
+    unanswered message.
     """
     source = memory.provenance
     if source is None or source.position is None:
@@ -202,7 +202,8 @@ class _TurnRoleClassifier:
         """Return the role of a memory.
 
         Pass `follows_question=True` if the memory's message directly follows a message that repeats
-        the query or asks the same question. The memory may then be the answer to the query.
+        the query or asks the same question. A reply to such a message does not count as an answer
+        if it adds no information, as in "I do not know".
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -219,9 +220,9 @@ class _TurnRoleClassifier:
                 _list_statements_without_questions(sentences),
             )
         ):
-            # A turn that asks a question and also contains an informative clause counts as an
-            # answer. A turn without a question is a statement in ordinary words. It counts as
-            # repeating the query only if it contains all of the query's words.
+            # A turn that contains both a question and an informative clause counts as an answer. A
+            # turn without a question gets the role REPEATS if it contains every word of the query,
+            # and the role SAYS otherwise. If the query has only one word, the role is always SAYS.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -275,7 +276,7 @@ class _TurnRoleClassifier:
     def _shares_query_word_and_adds_informative_word(self, clause: str) -> bool:
         """Return whether a clause shares a word with the query and adds an informative word.
 
-        Words of the query do not count as informative.
+        Words that occur in the query do not count as informative.
         """
         if not self._sum_nats_of_words_shared_with_query(clause):
             return False
@@ -290,7 +291,7 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
-    """Return all statements, including statements that introduce a question in the same sentence.
+    """Return all statements, including clauses that precede a question in the same sentence.
 
     If a question has several clauses, every clause except the last counts as a statement.
     """

@@ -20,8 +20,8 @@ from perdure.memory.usage import is_same_model, read_model_name, read_request_to
 
 # Value of `RequestParts.agent` that matches the model responses of every agent.
 _ANY_AGENT: Final = object()
-# Minimum fraction of a token trigger that is reserved for messages, however many tokens the tools
-# and the system prompt use.
+# Minimum share of a summary trigger's token count that is reserved for messages, even if the tools
+# and the system prompt use more than the remaining share.
 _MIN_SHARE: Final = 0.25
 
 
@@ -91,23 +91,23 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches_trigger(self, trigger_tokens: float) -> bool:
-        """Return whether the request reaches a trigger and has grown enough since the last summary.
+        """Return whether the request is large enough for the conversation to be summarised.
 
-        If the request already contains a summary, the messages added since that summary must amount
-        to at least a quarter of the trigger's tokens. Without this condition, every call would
-        write a new summary once the tools and the system prompt alone reached the trigger.
+        The request's size must be at least `trigger_tokens`. If the request already contains a
+        summary, the request must also have grown by at least a quarter of `trigger_tokens` since
+        that summary. Without the second condition, every call would write a new summary once the
+        tools and the system prompt alone reached the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
 
     def max_message_tokens_below_trigger(self, trigger_tokens: float) -> float:
-        """Return the maximum number of message tokens for a request that stays below a trigger.
+        """Return how many message tokens fit into a request before it reaches the trigger.
 
-        The maximum is measured in estimated tokens. The token usage that the model reported for the
-        last request may exceed the estimate, and the excess can stem from the messages or from
-        other parts of the request. This method therefore computes two maxima and returns the
-        smaller one. One attributes the whole excess to the messages, and the other attributes it to
-        the rest of the request. The current summary is not counted as part of the request, because
+        The result is measured in estimated tokens. The token usage that the model reported for the
+        last request can exceed the estimate. It is unknown whether the messages or the other parts
+        of the request cause the excess, so this method computes the result for both cases and
+        returns the smaller one. The current summary is not counted as part of the request, because
         the next summary will have a different length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
@@ -120,7 +120,7 @@ class RequestSize:
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_message_tokens(self, message_tokens: int) -> RequestSize:
-        """Return the request's size if its messages had `message_tokens` tokens in total."""
+        """Return the size that the request would have with `message_tokens` message tokens."""
         share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
@@ -168,7 +168,10 @@ def measure_request(
 def _find_position_of_answer_with_usage(
     messages: Messages, positions: Iterable[int], parts: RequestParts
 ) -> int | None:
-    """Return the first of `positions` that holds a response with reported token usage, or None."""
+    """Return the first position at which there is a response with reported token usage, or None.
+
+    Check only `positions`, in the given order, and only responses that match `parts`.
+    """
     for position in positions:
         message = messages[position]
         if parts.is_response_of_agent_and_model(message) and read_request_tokens(message):
@@ -177,7 +180,7 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_position_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position after the last response whose request did not contain the summary yet.
+    """Return the index of the message after the last response that predates the summary.
 
     The token usage of requests that were sent before the summary existed still includes the
     messages that have since been summarised, so it is ignored.
