@@ -334,7 +334,7 @@ class SensitiveDataRules:
         is_explicitly_requested: bool,
         treatments_by_kind: dict[str, Treatment],
     ) -> Any:
-        """Return a copy of a text or field in which sensitive data is redacted.
+        """Return a copy of a text or field value with sensitive data redacted.
 
         The treatment of each kind of sensitive data found, such as `"e-mail"`, is recorded in
         `treatments_by_kind`.

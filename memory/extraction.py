@@ -686,7 +686,7 @@ class DueThreads:
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
-        All messages of a thread may have been read even if its head is newer than its watermark,
+        The head of a thread can be newer than the watermark although all messages have been read,
         because not every checkpoint adds messages.
         """
         state = head.checkpoint_id, watermark.count, watermark.known

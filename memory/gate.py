@@ -389,8 +389,8 @@ async def _refuse_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    Candidates that were explicitly requested are not refused, nor are candidates whose text
-    reappears in a message that was added after the deletion.
+    This rule does not apply to candidates that were explicitly requested, or whose text reappears
+    in a message that was added after the deletion.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
