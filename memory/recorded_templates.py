@@ -1,10 +1,10 @@
 """Record the namespace templates used in a store, so that all of a person's data can be found.
 
-When perdure first reads or writes memories under a template such as `("notes", "{user_id}")` in a
-store, perdure records the template in that store. A template's record is stored as an item in the
-namespace `("perdure", "templates")`. The record contains the template, but no user id. Templates
-whose first label is in `PERSONAL_LABELS` and whose second label is `{user_id}` are not recorded,
-because their namespaces can be found without a record.
+The first time that perdure reads or writes memories in a store under a template such as `("notes",
+"{user_id}")`, it records the template in that store. A template's record is stored as an item in
+the namespace `("perdure", "templates")`. The record contains the template, but no user id.
+Templates whose first label is in `PERSONAL_LABELS` and whose second label is `{user_id}` are not
+recorded, because their namespaces can be found without a record.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class RequestSize:
 
         The request's size must be at least `trigger_tokens`. If the request already contains a
         summary, the request must also have grown by at least a quarter of `trigger_tokens` since
-        that summary. Without the second condition, every call would write a new summary once the
+        that summary. If no growth were required, every call would write a new summary once the
         tools and the system prompt alone reached the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
