@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.serde.types import RESUME
 from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -33,7 +31,6 @@ _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
     STATE_FROM_OTHERS,
 )  # fmt: skip
-_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 # Maximum delay of a run (`after_seconds`), in seconds: ten years
 _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
@@ -135,28 +132,6 @@ class CommandFields(WithoutNulls):
     def is_empty(self) -> bool:
         """Return True if the command sets none of `resume`, `update` and `goto`."""
         return self.resume is None and not self.update and not self.goto
-
-    @property
-    def interrupt_answers(self) -> list[Any]:
-        """Return the answers to interrupts.
-
-        If the resume value is a dict keyed by interrupt id, its values are the answers. Any other
-        resume value is itself the only answer.
-        """
-        by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
-        return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
-
-    @property
-    def writes(self) -> list[tuple[str, Any]]:
-        """Return the writes that langgraph stores for the command before it runs the graph.
-
-        Resume values keyed by interrupt id are not included, because langgraph stores them only
-        while it runs the graph.
-        """
-        update = self.update or []
-        writes = [*update.items()] if isinstance(update, dict) else [*update]
-        is_plain = self.interrupt_answers == [self.resume]
-        return [*writes, *([(RESUME, self.resume)] if is_plain else [])]
 
 
 class CheckpointRef(BaseModel):
