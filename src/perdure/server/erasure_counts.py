@@ -44,7 +44,7 @@ class ErasureCounts:
         self.read_at = 0.0
 
     @contextmanager
-    def count_erasures_of_thread_during_block(self, thread_key: int) -> Iterator[None]:
+    def track_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
         """Keep the cached erasure count of a thread up to date until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
@@ -58,7 +58,7 @@ class ErasureCounts:
     async def read_erasure_count(self, thread_key: int, earliest_query_time: float) -> int | None:
         """Return the number of message erasures in a thread.
 
-        Call this method only inside a `count_erasures_of_thread_during_block` block for the same
+        Call this method only inside a `track_erasure_count_during_block` block for the same
         thread.
 
         Args:

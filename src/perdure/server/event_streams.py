@@ -155,10 +155,10 @@ async def serve_websocket(
 
 
 def _build_success_reply(
-    command: CommandRequest, result: dict[str, Any], last_number: int
+    command: CommandRequest, result: dict[str, Any], last_event_number: int
 ) -> dict[str, Any]:
     """Build the response to a command that succeeded."""
-    meta = {"applied_through_seq": last_number}
+    meta = {"applied_through_seq": last_event_number}
     return {"type": "success", "id": command.id, "result": result, "meta": meta}
 
 

@@ -250,11 +250,11 @@ def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -
         text: The value to show; it is converted to a string.
         adds_bdi: Whether to add the `<bdi>`. Use False for one part of a longer text.
     """
-    html = _POSSIBLY_HIDDEN.sub(_mark_hidden_character, str(escape(text)))
+    html = _POSSIBLY_HIDDEN.sub(_show_code_point_if_hidden, str(escape(text)))
     return Markup(f"<bdi>{html}</bdi>" if adds_bdi else html)
 
 
-def _mark_hidden_character(match: re.Match[str]) -> str:
+def _show_code_point_if_hidden(match: re.Match[str]) -> str:
     """Return an invisible character's code point as HTML, or any other character unchanged."""
     is_hidden = (
         unicodedata.category(match[0]) in _HIDDEN_CATEGORIES or match[0] in _INVISIBLE_FILLERS

@@ -65,12 +65,12 @@ class ToolReview(questions.ToolReview):
         return escape_unprintable(format_as_json(self.args))
 
 
-def find_tool_call_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
+def find_tool_call_reviews(interrupt_value: Mapping[str, Any]) -> list[ToolReview]:
     """Return the tool calls for which an interrupt asks a person to approve, edit or reject them.
 
     The returned list is empty if the interrupt is not a request to review tool calls.
     """
-    return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
+    return [ToolReview(**call.model_dump()) for call in questions.find_reviews(interrupt_value)]
 
 
 def parse_interrupt_answer(interrupt_value: Mapping[str, Any], form: Mapping[str, str]) -> Any:
@@ -88,7 +88,7 @@ def parse_interrupt_answer(interrupt_value: Mapping[str, Any], form: Mapping[str
             JSON.
     """
     decisions = [
-        _parse_decision(call, index, form)
+        _parse_review_decision(call, index, form)
         for index, call in enumerate(find_tool_call_reviews(interrupt_value))
     ]
     if decisions:
@@ -97,25 +97,27 @@ def parse_interrupt_answer(interrupt_value: Mapping[str, Any], form: Mapping[str
     return text if form.get("how") == "text" else questions.parse_json(text, "the answer")
 
 
-def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
+def _parse_review_decision(
+    tool_call: ToolReview, tool_call_index: int, form: Mapping[str, str]
+) -> dict[str, Any]:
     """Build the decision about a tool call, such as "edit", from the fields of the HTML form.
 
     If the reviewer edited the tool call's arguments, only the decision "edit" is accepted, because
     any other decision would silently discard the edits.
     """
     kind, message = (
-        form.get(f"decision-{call_index}"),
-        _normalize_newlines(form.get(f"message-{call_index}", "")),
+        form.get(f"decision-{tool_call_index}"),
+        _normalize_newlines(form.get(f"message-{tool_call_index}", "")),
     )
-    call_label = f"the call {call_index + 1} of {call.name!r}"
+    call_label = f"the call {tool_call_index + 1} of {tool_call.name!r}"
     args = None
-    if kind in call.allowed:
-        text = form.get(f"args-{call_index}", call.arguments_json)
+    if kind in tool_call.allowed:
+        text = form.get(f"args-{tool_call_index}", tool_call.arguments_json)
         args = questions.parse_json(text, f"the arguments of {call_label}")
     decision = questions.build_review_decision(
-        call, call_index + 1, kind, args=args, message=message
+        tool_call, tool_call_index + 1, kind, args=args, message=message
     )
-    if kind != "edit" and args != json.loads(call.arguments_json):
+    if kind != "edit" and args != json.loads(tool_call.arguments_json):
         raise ConfigurationError(
             f"the arguments of {call_label} were changed, but the decision is {kind!r}; "
             "choose 'edit', or restore the arguments"

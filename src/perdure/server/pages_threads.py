@@ -89,7 +89,7 @@ async def show_threads(
     )
     matching_threads = await call.threads.search(conditions, THREADS_PER_PAGE + 1, start)
     rows = await asyncio.gather(
-        *(load_thread_row(call, thread) for thread in matching_threads[:THREADS_PER_PAGE])
+        *(load_thread_page_values(call, thread) for thread in matching_threads[:THREADS_PER_PAGE])
     )
     hits = await call.search_transcripts(
         q, replace(conditions, text=""), SHOWN_LIMIT, _MAX_INDEX_WAIT_S
@@ -133,7 +133,7 @@ def _parse_metadata_filter(text: str) -> tuple[str, Any]:
     return name.strip(), value.strip()
 
 
-async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
+async def load_thread_page_values(call: Call, thread: dict[str, Any]) -> PageValues:
     """Load the template data for a thread, such as its title, status and size.
 
     A thread without any checkpoint has size 0 and no title.
@@ -144,7 +144,7 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
         "title": "",
         "owner": metadata.get("owner"),
         "status": thread.get("status"),
-        **_build_status_fields(ThreadStatus()),
+        **_build_thread_status_values(ThreadStatus()),
         "messages": 0,
         "namespaces": [],
         "size": 0,
@@ -155,12 +155,12 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
-        row |= _build_status_fields(await call.saver.astatus(thread_id))
+        row |= _build_thread_status_values(await call.saver.astatus(thread_id))
         row["title"] = truncate_and_count_omitted(thread["title"], _MAX_TITLE_CHARS)[0]
     return row
 
 
-def _build_status_fields(status: ThreadStatus) -> PageValues:
+def _build_thread_status_values(status: ThreadStatus) -> PageValues:
     """Build the template data for a thread's state, pending interrupts and next nodes."""
     questions = [
         {
@@ -212,8 +212,8 @@ class ThreadTarget(NamedTuple):
         return {"id": self.id, "ns": self.ns}
 
     async def load_row(self) -> PageValues:
-        """Load the template data for this thread; see `load_thread_row`."""
-        return await load_thread_row(self.call, self.thread)
+        """Load the template data for this thread; see `load_thread_page_values`."""
+        return await load_thread_page_values(self.call, self.thread)
 
 
 async def _permit_thread(call: CurrentCall, id: str, ns: str = "") -> ThreadTarget:

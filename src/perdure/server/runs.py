@@ -249,7 +249,7 @@ class Runs:
         """
         runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.count_erasures_of_thread_during_block(thread_key):
+        with runs.erasures.track_erasure_count_during_block(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
