@@ -209,7 +209,7 @@ class BackgroundSummaries:
             if _wait_for_run_end_unless_rescheduled(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
-        self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
+        self._pool.submit_without_result(partial(self._run_job, key, job, summarize_after_run))
 
     def _run_job(self, thread_key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
         """Call `work`, log any error that it raises, and remove the job."""

@@ -99,7 +99,7 @@ def _erase_author(
         yield Statement(sql["shrink_namespace"], present, execute_many=True)
         ids = [(row[0],) for row in found_rows.by_author]
         for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
-            yield sql.build_batch(statement, ids)
+            yield sql.build_batch_statement(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
     yield sql("drop_orphaned_search_indexes")
     yield from parts.writer.clear_embedding_errors()

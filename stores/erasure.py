@@ -216,7 +216,7 @@ def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[
     present = [(row[0],) for row in found_rows.rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], present, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
-        yield sql.build_batch(statement, ids)
+        yield sql.build_batch_statement(statement, ids)
     emptied_namespaces = yield sql(
         "drop_empty_namespaces", *prefix_range(criteria.selection.prefix)
     )

@@ -392,13 +392,13 @@ class ItemWriter:
             if put.embedding_error is not None:
                 statements.append(self._build_pending_statement(row, put.embedding_error))
         if rows:
-            statements.append(self.sql.build_batch("add_index_row", rows))
+            statements.append(self.sql.build_batch_statement("add_index_row", rows))
         if totals.items_by_namespace:
             growth = [
                 (items, totals.bytes_by_namespace[namespace_key], namespace_key)
                 for namespace_key, items in totals.items_by_namespace.items()
             ]
-            statements.append(self.sql.build_batch("grow_namespace", growth))
+            statements.append(self.sql.build_batch_statement("grow_namespace", growth))
         return statements
 
     def _plan_puts(
@@ -474,9 +474,9 @@ class ItemWriter:
             return []
         rows = [(row,) for _, row in end_times_and_ids]
         return [
-            self.sql.build_batch("close_version", end_times_and_ids),
-            self.sql.build_batch("drop_item", rows),
-            self.sql.build_batch("drop_pending", rows),
+            self.sql.build_batch_statement("close_version", end_times_and_ids),
+            self.sql.build_batch_statement("drop_item", rows),
+            self.sql.build_batch_statement("drop_pending", rows),
         ]
 
     def build_insert_version_statements(
@@ -521,7 +521,7 @@ class ItemWriter:
             if put.has_index_row:
                 totals.index_rows.append((put, row))
             totals.add_namespace_growth(namespace_key, 1, size)
-        return [self.sql.build_batch("add_item", rows)] if rows else []
+        return [self.sql.build_batch_statement("add_item", rows)] if rows else []
 
     def build_id_statement(self, count: int) -> Statement:
         """Build the statement that reserves new version ids and returns them in ascending order."""
@@ -671,7 +671,7 @@ class ItemWriter:
                     *self.build_close_version_statements(
                         [(expires, row) for row, _, _, expires, _ in rows]
                     ),
-                    self.sql.build_batch("grow_namespace", growth),
+                    self.sql.build_batch_statement("grow_namespace", growth),
                 ]
             )
         return len(rows)

@@ -66,7 +66,7 @@ def _map_fields_to_type_names(dataclass_type: type) -> dict[str, str]:
     }
 
 
-def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
+def _check_setting_type(setting_name: str, value: Any, type_name: str) -> Any:
     """Return a value unchanged if it has the type that the setting expects.
 
     Raises:
@@ -169,7 +169,7 @@ class Rules:
     def __post_init__(self) -> None:
         for name, kind in _map_fields_to_type_names(type(self)).items():
             if getattr(self, name) is not None or kind == "bool":
-                _check_setting_value(f"retention.{name}", getattr(self, name), kind)
+                _check_setting_type(f"retention.{name}", getattr(self, name), kind)
         if not self.history and not self.checkpoints:
             raise ConfigurationError(
                 "retention.history is false, but no rule for checkpoints is set; also set "
@@ -312,7 +312,7 @@ def load(**arguments: str | None) -> Settings:
         ConfigurationError: The file cannot be read, or contains an unknown setting or a value of a
             wrong type. Or an argument is empty, or the name of the user is blank.
     """
-    settings = _read_settings_file() | _read_environment()
+    settings = _read_settings_file() | _read_settings_from_environment()
     for name, value in arguments.items():
         if name == "user" and value is not None:
             check_user("--user", value)
@@ -381,7 +381,7 @@ def _is_untrusted_file(source: str) -> bool:
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
-def _read_environment() -> dict[str, Setting]:
+def _read_settings_from_environment() -> dict[str, Setting]:
     """Return the settings from the `PERDURE_*` environment variables, keyed by setting name."""
     settings: dict[str, Setting] = {}
     for name, kind in NAMES.items():
@@ -390,7 +390,7 @@ def _read_environment() -> dict[str, Setting]:
             check_user(variable, os.environ[variable])
         if text := os.environ.get(variable):
             settings[name] = (
-                _check_setting_value(variable, _parse_environment_variable(text, kind), kind),
+                _check_setting_type(variable, _parse_environment_variable(text, kind), kind),
                 variable,
             )
     return settings
@@ -412,7 +412,7 @@ def _read_settings_file() -> dict[str, Setting]:
         description = f"{name} in the settings file {str(path)!r}"
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {description}; expected {', '.join(NAMES)}")
-        _check_setting_value(description, value, NAMES[name])
+        _check_setting_type(description, value, NAMES[name])
         if name == "user":
             check_user(description, value)
     # A path in the settings file is relative to the file's directory.

@@ -15,7 +15,7 @@ from perdure.memory.run_config import Template, parse_run_teams, read_run_user
 from perdure.server.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
 from perdure.server.acting import build_identity_acting_for
 from perdure.server.keys_file import validate_key_user_name
-from perdure.server.teams import read_teams
+from perdure.server.teams import extract_teams_of_user
 from perdure.stores import SQLiteStore
 
 INVISIBLE = [
@@ -64,7 +64,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
         build_identity_acting_for(access, caller, name)
     with pytest.raises(ConfigurationError, match="no user can be called"):
         validate_key_user_name(name)
-    assert read_teams(SimpleNamespace(teams=["red", name])) == frozenset()
+    assert extract_teams_of_user(SimpleNamespace(teams=["red", name])) == frozenset()
     assert read_run_user(config) is None
     with pytest.raises(InvalidConfig, match="expected text with a visible character"):
         Template(("memories", "{user_id}")).fill(config)

@@ -338,13 +338,13 @@ def test_cancelled_queued_run_does_not_end_events_of_other_run(
 
 def test_events_of_thread_are_kept_when_another_is_read_often(settings: Settings) -> None:
     runs = Runs(Graphs({}), Limits(), Databases(settings), {})
-    runs.get_feed("a", "t", 1).add("values", SECRET)
+    runs.get_or_create_event_log("a", "t", 1).add("values", SECRET)
     for _ in range(RETAINED_FEEDS + 1):
-        runs.get_feed("b", "t", 1)
-    assert runs.get_feed("a", "t", 1).last == 1
+        runs.get_or_create_event_log("b", "t", 1)
+    assert runs.get_or_create_event_log("a", "t", 1).last == 1
     for number in range(RETAINED_FEEDS):
-        runs.get_feed("b", str(number), 1)
-    assert runs.get_feed("a", "t", 1).last == 0
+        runs.get_or_create_event_log("b", str(number), 1)
+    assert runs.get_or_create_event_log("a", "t", 1).last == 0
 
 
 # -- readers of events

@@ -257,7 +257,7 @@ def test_host_with_private_address_is_not_called(
     place = f"http://hooks.example.com:{listener.server_port}"
 
     with pytest.raises(ConfigurationError, match="which is not public"):
-        asyncio.run(Webhooks([place], SECRET).post_run(f"{place}/", {}))
+        asyncio.run(Webhooks([place], SECRET).post_run_to_webhook(f"{place}/", {}))
     assert asked == ["hooks.example.com"]
     assert listener.requests == []
 
@@ -282,7 +282,8 @@ def test_unanswered_dns_lookups_do_not_block_other_os_threads(
         hangs, loop = asyncio.Event(), asyncio.get_running_loop()
         asked = partial(loop.call_soon_threadsafe, hangs.set)
         told = [
-            asyncio.create_task(hooks.post_run("https://hooks.example.com/", {})) for _ in range(60)
+            asyncio.create_task(hooks.post_run_to_webhook("https://hooks.example.com/", {}))
+            for _ in range(60)
         ]
         try:
             async with asyncio.timeout(30):
@@ -328,7 +329,7 @@ def test_host_name_is_encoded_by_idna_2008(
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send)
     webhooks = Webhooks([name], SECRET)
     for url in (f"https://{name}/", f"https://{host}/"):
-        asyncio.run(webhooks.post_run(url, {}))
+        asyncio.run(webhooks.post_run_to_webhook(url, {}))
 
     assert asked == [host, host]
     assert [each.headers["host"] for each in sent] == [host, host]

@@ -14,7 +14,7 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 
 from perdure.server.access import ACT_PERMISSION, Access, Forbidden, Identity
-from perdure.server.teams import find_teams
+from perdure.server.teams import find_teams_of_user
 from perdure.settings import is_valid_user_or_team_name
 
 PERSON_HEADER: Final = "X-Perdure-User"
@@ -88,5 +88,5 @@ def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> 
     check_person = getattr(access, "check_person", None)
     if check_person is not None:
         check_person(caller, person)
-    teams = find_teams(access, person, caller.tenant) or frozenset()
+    teams = find_teams_of_user(access, person, caller.tenant) or frozenset()
     return replace(caller, acting_for=person, teams=teams)

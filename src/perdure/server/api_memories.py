@@ -17,7 +17,7 @@ from perdure.memory import Collection, arecall
 from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.reply import JSONObject, build_json_reply
-from perdure.server.teams import build_team_argument
+from perdure.server.teams import build_team_keyword_argument
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 from perdure.stores import Provenance
 
@@ -88,7 +88,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_argument(team)}
+        {**arguments, **build_team_keyword_argument(team)}
     )
     recalled = await arecall(store=call.store, **body.model_dump(), **selection)
     reply = {
@@ -170,7 +170,7 @@ async def _authorize_and_build_collection_and_config(
         The collection, and the config for its methods.
     """
     selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_argument(team)}
+        {**arguments, **build_team_keyword_argument(team)}
     )
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 

@@ -183,7 +183,7 @@ async def create_run(
 @set_required_action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
     """Run graphs in the background. If any of the runs is refused, none is started."""
-    runs.check_capacity(call.identity, len(body))
+    runs.check_capacity_for_new_runs(call.identity, len(body))
     starts = [
         await check_run_request_and_get_start_function(call, runs, request, request.thread_id)
         for request in body
@@ -398,7 +398,7 @@ async def check_run_request_and_get_start_function(
     body.check_reserved_names(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check_url(body.webhook)
-    runs.check_capacity(call.identity)
+    runs.check_capacity_for_new_runs(call.identity)
     arguments = {
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,

@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection, Request
 from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import import_object
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
-from perdure.server.teams import read_teams
+from perdure.server.teams import extract_teams_of_user
 from perdure.settings import is_valid_user_or_team_name
 
 _LOG: Final = logging.getLogger("perdure.server")
@@ -178,7 +178,7 @@ class AuthFileAccess:
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
         permissions = frozenset(getattr(user, "permissions", None) or ())
-        tenant, teams = None if tenant is None else str(tenant), read_teams(user)
+        tenant, teams = None if tenant is None else str(tenant), extract_teams_of_user(user)
         return Identity(identity, tenant, permissions, user, teams=teams)
 
     async def authorize_and_build_filter(

@@ -194,7 +194,7 @@ async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> Ev
     await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
-    return await runs.open_feed(call.identity, thread_id, thread_key)
+    return await runs.open_event_log_for_reader(call.identity, thread_id, thread_key)
 
 
 async def _iter_sse_frames_of_subscription(
@@ -378,7 +378,9 @@ class ThreadEvents:
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
-        self._feed = runs.get_feed(run.tenant, run.thread_id, run.thread_key, run.user)
+        self._feed = runs.get_or_create_event_log(
+            run.tenant, run.thread_id, run.thread_key, run.user
+        )
         self._feed.charge_memory_to_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.increment_writer_count()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}

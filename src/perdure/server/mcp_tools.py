@@ -27,7 +27,7 @@ from perdure.server.access import Forbidden, set_required_action
 from perdure.server.call import Call
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
 from perdure.server.reply import format_as_text, truncate_and_count_omitted
-from perdure.server.teams import build_team_argument
+from perdure.server.teams import build_team_keyword_argument
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
 from perdure.stores.whole_store import WholeStore
@@ -62,7 +62,7 @@ async def recall(
     """Search the memories of the user and the user's teams, or of one team, by relevance."""
     arguments = {"query": query, "limit": limit}
     selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_argument(team)}
+        {**arguments, **build_team_keyword_argument(team)}
     )
     if team is None:
         selection = await _add_team_memories_to_selection(call, arguments, selection)
@@ -118,7 +118,7 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
     versions of the memory are kept.
     """
     arguments: dict[str, Any] = {"key": key} if key else {}
-    arguments |= {"value": {"text": text, "kind": "fact"}, **build_team_argument(team)}
+    arguments |= {"value": {"text": text, "kind": "fact"}, **build_team_keyword_argument(team)}
     selection = await call.authorize_and_build_memory_selection(arguments)
     author = None if team is None else call.identity.person
     provenance = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC), author=author)
@@ -185,7 +185,7 @@ async def _supersede_memory(
 async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Permanently erase a memory and all its versions."""
     selection = await call.authorize_and_build_memory_selection(
-        {"key": key, **build_team_argument(team)}
+        {"key": key, **build_team_keyword_argument(team)}
     )
     receipt = await memory.aforget(key, store=call.store, **selection)
     call.record_for_audit(hashes=receipt.hashes)

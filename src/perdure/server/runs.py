@@ -98,7 +98,7 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], EventLog] = WeakValueDictionary()
-        # Event logs that `get_feed` returned recently, most recent first
+        # Event logs that `get_or_create_event_log` returned recently, most recent first
         self._recent: list[EventLog] = []
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
@@ -165,7 +165,7 @@ class Runs:
         """Unregister a run whose task in this process is ending."""
         self._under_way.pop(run, None)
 
-    def get_feed(
+    def get_or_create_event_log(
         self, tenant: str | None, thread_id: str, thread_key: int, user: str = ""
     ) -> EventLog:
         """Return a thread's event log, which is created if it does not exist.
@@ -197,14 +197,16 @@ class Runs:
         """Return a thread's key in the database; see `RunTable.get_thread_key`."""
         return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
-    async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> EventLog:
+    async def open_event_log_for_reader(
+        self, identity: Identity, thread_id: str, thread_key: int
+    ) -> EventLog:
         """Return a thread's event log, for a new reader.
 
         A reader that has not received any events yet starts with the current run.
         """
         tenant, user = identity.tenant, identity.user
         feed, runs = (
-            self.get_feed(tenant, thread_id, thread_key, user),
+            self.get_or_create_event_log(tenant, thread_id, thread_key, user),
             await self.get_database_runs(tenant),
         )
         is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
@@ -369,7 +371,7 @@ class Runs:
             return encode_json(await (await self.get_database_runs(run.tenant)).read_output(run))
         return encode_json(run.output)
 
-    def check_capacity(self, identity: Identity, count: int = 1) -> None:
+    def check_capacity_for_new_runs(self, identity: Identity, count: int = 1) -> None:
         """Raise an error if new runs would exceed the user's limit on unfinished runs.
 
         Args:
@@ -447,10 +449,11 @@ class Runs:
         Raises:
             UnknownThread: The thread was deleted.
             StorageUnavailable: The database connection was lost, and liveness is unknown.
-            Refused: Another run is under way and the strategy is `reject`; or see `check_capacity`.
+            Refused: Another run is under way and the strategy is `reject`; or see
+                `check_capacity_for_new_runs`.
         """
         identity = call.identity
-        self.check_capacity(identity)
+        self.check_capacity_for_new_runs(identity)
         runs = await self.get_database_runs(identity.tenant)
         await runs.ready.wait()
         if not runs.owner:

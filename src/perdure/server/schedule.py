@@ -29,7 +29,7 @@ from perdure.server.databases import Databases
 from perdure.server.run_queue import DatabaseRuns
 from perdure.server.run_request import RunRequest, WithoutNulls
 from perdure.server.runs import Runs
-from perdure.server.teams import read_teams
+from perdure.server.teams import extract_teams_of_user
 
 HANDLER_TIMEOUT_S: Final = 10
 """Seconds that the handlers of an Auth file may take for a cron."""
@@ -131,7 +131,7 @@ class Schedule:
         """Start the runs of all due crons of a tenant."""
         table = CronTable(runs.saver)
         if time.monotonic() - self._checked_at.get(runs, -DUE_CHECK_S) >= DUE_CHECK_S:
-            await self._reset_late_crons(table)
+            await self._recompute_implausible_due_times(table)
             self._checked_at[runs] = time.monotonic()
         for cron_id in await table.list_due_ids():
             try:
@@ -150,7 +150,7 @@ class Schedule:
                     "cron %s is due, but could not be started yet (%s)", cron_id, error_type
                 )
 
-    async def _reset_late_crons(self, table: CronTable) -> None:
+    async def _recompute_implausible_due_times(self, table: CronTable) -> None:
         """Recompute due times that were computed by a server whose clock was fast.
 
         A cron's due time is recomputed if it is later than the next due time according to the
@@ -217,7 +217,7 @@ class Schedule:
         content = due.cron.content
         login = None if content["login"] is None else HandlerUser(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
-        teams = read_teams(login)
+        teams = extract_teams_of_user(login)
         creator = Identity(content["user"], tenant, permissions, login, person, teams=teams)
         # The API keys of the cron's creator may have been revoked since the cron was created.
         refresh_identity = getattr(self._access, "refresh_identity", None)

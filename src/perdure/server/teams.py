@@ -18,7 +18,7 @@ from perdure.settings import is_valid_user_or_team_name
 _LOG: Final = logging.getLogger("perdure.server")
 
 
-def read_teams(user: Any) -> frozenset[str]:
+def extract_teams_of_user(user: Any) -> frozenset[str]:
     """Return the `teams` attribute of a user object that an authentication handler returned.
 
     If `teams` is not a list of names, log an error and return an empty set.
@@ -40,7 +40,7 @@ def _is_team_name(name: Any) -> bool:
     return is_valid_user_or_team_name(name) and name != "*" and "\0" not in name
 
 
-def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:
+def find_teams_of_user(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:
     """Return the current teams of a user.
 
     Args:
@@ -62,7 +62,7 @@ def is_team_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (TEAMS,)
 
 
-def build_team_argument(team: str | None) -> dict[str, Any]:
+def build_team_keyword_argument(team: str | None) -> dict[str, Any]:
     """Return the `namespace` of a team's memory as a dict of keyword arguments.
 
     If `team` is None, the dict is empty.
@@ -164,7 +164,7 @@ class RunTeams:
             return []
         sender_teams, current_teams = (
             frozenset(sender.teams),
-            find_teams(self._access, person.user, tenant),
+            find_teams_of_user(self._access, person.user, tenant),
         )
         if person.user == (sender.acting_for or sender.caller):
             return sorted(sender_teams if current_teams is None else sender_teams & current_teams)

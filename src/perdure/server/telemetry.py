@@ -124,7 +124,7 @@ class Telemetry:
         methods = dict[str, Any]()
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
-            methods[name] = self._measure(part, name)(sync_method)
+            methods[name] = self._measure_operation(part, name)(sync_method)
             # Do not measure an async method that only calls the sync method, because the operation
             # would be measured twice.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
@@ -132,7 +132,7 @@ class Telemetry:
         return type(base.__name__, (base,), methods)
 
     @contextmanager
-    def _measure(self, part: str, operation: str) -> Iterator[None]:
+    def _measure_operation(self, part: str, operation: str) -> Iterator[None]:
         """Record an operation's span, duration and error class."""
         start, error = time.perf_counter(), ""
         try:
@@ -148,12 +148,12 @@ class Telemetry:
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
         """Measure the duration of an async operation, including the time spent waiting."""
-        with self._measure(part, operation):
+        with self._measure_operation(part, operation):
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
         """Return a context manager that measures how long a graph runs."""
-        return self._measure("graph", "run")
+        return self._measure_operation("graph", "run")
 
     @contextmanager
     def measure_request(

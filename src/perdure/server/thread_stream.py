@@ -88,7 +88,7 @@ class ThreadFrames:
                 ):
                     yield b"id: %d\n%b" % (seq, build_frame("state_update", {"checkpoint": head}))
                 await asyncio.sleep(SWEEP_S)
-                await self._check_access()
+                await self._check_access_to_thread()
         except (LookupError, Refused) as exc:
             name = "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
             yield build_frame("error", {"error": name, "message": str(exc)})
@@ -127,7 +127,7 @@ class ThreadFrames:
             build_checkpoint_config(self._thread_id, {"checkpoint_id": head.checkpoint_id})
         )
 
-    async def _check_access(self) -> None:
+    async def _check_access_to_thread(self) -> None:
         """Check periodically that the reader is still logged in and still has access to the thread.
 
         Raises:
@@ -173,7 +173,7 @@ class ThreadFrames:
                     yield part
         while run.task is not None and not run.has_ended:
             await asyncio.wait([run.task], timeout=ACCESS_CHECK_S)
-            await self._check_access()
+            await self._check_access_to_thread()
         if run.status in LIVE_STATES:
             raise LookupError(SERVER_CLOSING)
         if run.error and has_lifecycle:

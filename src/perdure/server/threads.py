@@ -155,7 +155,7 @@ class Threads:
 
     async def get(self, thread_id: str) -> Thread:
         """Return a thread in the format of LangGraph's API; see `get_permitted_row`."""
-        return _build_thread(await self.get_permitted_row(thread_id))
+        return _convert_row_to_api_thread(await self.get_permitted_row(thread_id))
 
     async def get_permitted_row(self, thread_id: str) -> ListedThread:
         """Return a thread's row if the caller is allowed to access the thread.
@@ -367,7 +367,7 @@ class Threads:
             VersionConflict: A thread with the id of the copy exists.
             Forbidden: See `create`.
         """
-        source = _build_thread(await self.get_row(thread_id))
+        source = _convert_row_to_api_thread(await self.get_row(thread_id))
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
@@ -568,7 +568,7 @@ class Threads:
         has_metadata = build_json_containment_predicate(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
-            thread = _build_thread(row)
+            thread = _convert_row_to_api_thread(row)
             metadata, updated_at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_metadata(metadata)
@@ -672,28 +672,28 @@ def _is_row_up_to_date_after_run(row: ListedThread, run_status: RunStatus) -> bo
     )
 
 
-def _build_thread(thread: ListedThread) -> Thread:
+def _convert_row_to_api_thread(row: ListedThread) -> Thread:
     """Convert a thread to the format of LangGraph's API."""
     status = _combine_head_status_and_last_run_status(
-        thread.status,
-        thread.last_run_status if thread.does_client_metadata_describe_conversation else "idle",
+        row.status,
+        row.last_run_status if row.does_client_metadata_describe_conversation else "idle",
     )
-    ttl = thread.ttl and {
-        "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
-        "ttl_minutes": thread.ttl.minutes,
-        "expires_at": thread.expires_at,
+    ttl = row.ttl and {
+        "strategy": "keep_latest" if row.ttl.keeps_latest else "delete",
+        "ttl_minutes": row.ttl.minutes,
+        "expires_at": row.expires_at,
     }
     return {
-        "thread_id": thread.thread_id,
-        "created_at": thread.created_at,
-        "updated_at": thread.updated_at,
-        "metadata": thread.metadata,
+        "thread_id": row.thread_id,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
+        "metadata": row.metadata,
         # `title` is an extension by perdure. Threads in langgraph's API have no such field.
-        "title": thread.display_title,
-        "status": "busy" if thread.is_busy else status,
+        "title": row.display_title,
+        "status": "busy" if row.is_busy else status,
         "interrupts": {
             task.id: [format_interrupt_for_api(interrupt) for interrupt in task.interrupts]
-            for task in thread.status.tasks
+            for task in row.status.tasks
             if task.interrupts and not task.done
         },
         **({"ttl": ttl} if ttl else {}),

@@ -113,7 +113,7 @@ class Webhooks:
                 return
             content, attempts = attempt
             try:
-                await self.post_run(content["url"], content["run"])
+                await self.post_run_to_webhook(content["url"], content["run"])
             except (ConfigurationError, OSError, httpx.HTTPError, TimeoutError) as exc:
                 is_last = attempts >= len(RETRY_DELAYS_S)
                 consequence = "is given up" if is_last else "will be sent again"
@@ -127,7 +127,7 @@ class Webhooks:
             error_type = type(exc).__name__
             _LOGGER.warning("the webhook of run %s could not be sent yet (%s)", run_id, error_type)
 
-    async def post_run(self, url: str, run: Any) -> None:
+    async def post_run_to_webhook(self, url: str, run: Any) -> None:
         """Post a run to a URL.
 
         Raises:

@@ -191,7 +191,7 @@ class NamedSQL(dict[str, str]):
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
-    def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
+    def build_batch_statement(self, name: str, rows: Sequence[Row]) -> Statement:
         """Return a single `Statement` that executes the SQL named `name` for all parameter rows.
 
         The returned statement returns no rows.

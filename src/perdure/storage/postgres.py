@@ -361,8 +361,8 @@ class PostgresDatabase(LazyDatabase[Server]):
                 job, exclusive_names, may_wait=may_wait and bool(name)
             )
             try:
-                server.threads.submit(
-                    partial(self._commit_write_group, server, group, exclusive_names), is_async=None
+                server.threads.submit_without_result(
+                    partial(self._commit_write_group, server, group, exclusive_names)
                 )
             except BaseException:
                 self._stop_adding_to_write_group(name)
@@ -458,8 +458,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         with suppress(StorageError):
             server = self._get_writable_server()
             group = self._add_write_group_for_job(Job(make_flow, is_async=False), None)
-            server.threads.submit(
-                partial(self._commit_write_group, server, group, None), is_async=None
+            server.threads.submit_without_result(
+                partial(self._commit_write_group, server, group, None)
             )
 
     def _get_writable_server(self) -> Server:

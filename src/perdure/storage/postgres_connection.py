@@ -215,7 +215,7 @@ class OwnPool(Connections):
             reconnect_timeout=timeout_s,
             open=False,
         )
-        self._try_connecting(timeout_s)
+        self._check_connection_can_be_opened(timeout_s)
         self._pool.open()
 
     @property
@@ -250,7 +250,7 @@ class OwnPool(Connections):
             left_s = deadline - time.monotonic()
             try:
                 if left_s > 0 or self._source.is_fixed:
-                    self._try_connecting(
+                    self._check_connection_can_be_opened(
                         _EXPECTED_WAIT_S if self._source.is_fixed else min(_EXPECTED_WAIT_S, left_s)
                     )
             except StorageUnavailable as exc:
@@ -261,7 +261,7 @@ class OwnPool(Connections):
         except PoolTimeout as exc:
             if reason is None and len(self._lent) < self._size:
                 self._source.raise_if_last_dsn_call_failed_or_hangs(self._timeout_s / 2)
-                self._try_connecting(_EXPECTED_WAIT_S)
+                self._check_connection_can_be_opened(_EXPECTED_WAIT_S)
             raise reason or StorageUnavailable(
                 f"{self.name}: no connection was free within {self._timeout_s} s, because all "
                 f"{self._size} are in use; pass a larger pool_size"
@@ -284,7 +284,7 @@ class OwnPool(Connections):
             self._source, OwnConnection, self._configure, within_s=within_s, **options
         )
 
-    def _try_connecting(self, within_s: float) -> None:
+    def _check_connection_can_be_opened(self, within_s: float) -> None:
         """Open a connection outside the pool to check that this is possible, then close it.
 
         If this fails, the error is raised here, because the pool does not report why it cannot open

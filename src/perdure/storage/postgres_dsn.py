@@ -237,7 +237,7 @@ class DsnFunction(DsnSource):
         with self._guard:
             self._pending[call] = began
         try:
-            dsn, problem = self._fetch_dsn_or_problem(began + within_s)
+            dsn, problem = self._fetch_dsn_and_error_text(began + within_s)
         finally:
             with self._guard:
                 del self._pending[call]
@@ -251,7 +251,7 @@ class DsnFunction(DsnSource):
         """See `DsnSource.locate_database`."""
         return self._address or parse_address(self.resolve_dsn(within_s))
 
-    def _fetch_dsn_or_problem(self, deadline: float) -> tuple[str, str]:
+    def _fetch_dsn_and_error_text(self, deadline: float) -> tuple[str, str]:
         """Call the user's function, and return the pair `(normalized DSN, "")`.
 
         If the function returns no valid DSN, return the pair `("", problem)`, where `problem` is a

@@ -117,18 +117,23 @@ class ThreadPool:
         # tells it to stop.
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
-    def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
-        """Submit a function to run in one of the pool's threads.
+    def submit(self, work: Callable[[], object], *, is_async: bool) -> Any:
+        """Submit a function to run in one of the pool's threads, and return a future of its result.
 
         Args:
             work: The function.
-            is_async: Whether a coroutine waits for the result. None means that nobody waits, and
-                that `work` handles its own errors.
-
-        Returns:
-            A future of the result, which is asyncio's if `is_async`. None if nobody waits.
+            is_async: Whether a coroutine waits for the result. The future is then asyncio's.
         """
-        promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
+        promise = Promise[Any](is_async=is_async)
+        self._queue_task(promise, work)
+        return promise.future
+
+    def submit_without_result(self, work: Callable[[], object]) -> None:
+        """Submit a function whose result nobody waits for, and which handles its own errors."""
+        self._queue_task(None, work)
+
+    def _queue_task(self, promise: Promise[Any] | None, work: Callable[[], object]) -> None:
+        """Queue a function, and start another thread if all threads of the pool are busy."""
         with self._lock:
             # Remove cancelled tasks, which would otherwise accumulate in the queue while all
             # threads are blocked.
@@ -141,7 +146,7 @@ class ThreadPool:
                 self._unfinished_count -= 1
             if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
                 thread = threading.Thread(
-                    target=self._run_tasks_until_closed, name=self._name, daemon=True
+                    target=self._run_queued_tasks, name=self._name, daemon=True
                 )
                 # Start the thread before queueing the task, so that a failed start does not leave
                 # the task in the queue.
@@ -151,9 +156,8 @@ class ThreadPool:
             self._unfinished_count += 1
         if self._is_permanent:
             self._wake_signals.put(True)
-        return None if promise is None else promise.future
 
-    def _run_tasks_until_closed(self) -> None:
+    def _run_queued_tasks(self) -> None:
         """Execute queued tasks until this thread has to stop."""
         while (task := self._take_task()) is not None:
             promise, work = task
