@@ -175,7 +175,7 @@ def read_thread_and_checkpoint_id_of_run(
 
 
 def parse_clock_option(option_name: str, value: Clock | str | None) -> Clock:
-    """Convert an option value to a clock, a function that returns the point in time for a run.
+    """Convert an option value to a clock, a function that maps a run's config to a point in time.
 
     Args:
         option_name: The name of the option, for error messages.
@@ -189,7 +189,7 @@ def parse_clock_option(option_name: str, value: Clock | str | None) -> Clock:
         return check_instance(option_name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
-        """Return `configurable[value]` of a run as a datetime, or None if it is missing."""
+        """Return `configurable[value]` as a datetime, or None if the key is missing."""
         time = ensure_config(config)["configurable"].get(value)
         try:
             return datetime.fromisoformat(time) if isinstance(time, str) else time
@@ -210,9 +210,9 @@ class Template:
 
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
     a pydantic model. If the context has no `user_id`, `configurable["user_id"]` in the run's config
-    is used. Each label can contain at most one placeholder. With two, different values could
-    produce the same label. For example, a label `"{x}-{y}"` would be filled in as `"a-b-c"` for
-    both `x="a-b", y="c"` and `x="a", y="b-c"`.
+    is used. Each label can contain at most one placeholder. With two placeholders, different values
+    could produce the same label. For example, a label `"{x}-{y}"` would be filled in as `"a-b-c"`
+    for both `x="a-b", y="c"` and `x="a", y="b-c"`.
 
     The template `("teams", "{team}")` is filled in once for each of the run's teams; see
     `read_run_teams`.
@@ -260,10 +260,9 @@ class Template:
         return self._fill_labels(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
-        """Return the filled-in labels for each team of a run, or [] if the run has no team.
+        """Return a tuple of filled-in labels for each team of a run, or [] if there is no team.
 
-        If the template's first label is not `"teams"`, the list has one element, the tuple of
-        filled-in labels.
+        If the template's first label is not `"teams"`, the list contains a single tuple.
         """
         if not self.is_team:
             return [self._fill_labels(config)]
@@ -315,7 +314,7 @@ class Template:
         )
 
     def _check_team_is_allowed_and_named(self, is_team_allowed: bool) -> None:
-        """Raise ConfigurationError if a team template is not allowed or names no team."""
+        """Raise ConfigurationError if a team template is not allowed or does not specify a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not is_team_allowed:
             raise ConfigurationError(

@@ -98,9 +98,8 @@ _UNFINISHED: Final = (
 # Fraction of the trigger at which a summary is written in the background. A turn that reaches the
 # full trigger waits for the summary.
 _BACKGROUND_SHARE: Final = 0.75
-# Maximum number of characters of a turn's question if only a part of the turn is summarised. The
-# question is then sent to the model together with this part. A longer question is shortened in the
-# middle.
+# Maximum length, in characters, of the user's question in a summary request. The request includes
+# the question if only part of its turn is summarised. A longer question is shortened in the middle.
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
@@ -159,8 +158,8 @@ class Summarize(MessagesNode):
     """A node that maintains a running summary of a thread: `summarize("openai:gpt-5-mini")`.
 
     In a graph, the node writes the summary to the state and removes the summarised messages from
-    the state. The graph's state must have the channels of `SummaryState`. When the node is used in
-    a `view`, it does not call a model, but returns the stored summary and the unsummarised
+    the state. The graph's state must have the channels of `SummaryState`. When the node is part of
+    a `view`, it does not call a model. Instead, it returns the stored summary and the unsummarised
     messages. When called with a list of messages, as in `node(messages)`, the node writes a summary
     if one is due, and returns the summary and the unsummarised messages.
 
@@ -223,7 +222,7 @@ class Summarize(MessagesNode):
         self._failed, self._warned = FailedTurns(), Event()
         # Unless the user supplied a token counter, `counter` was created for the model that writes
         # the summaries, not for the agent's model. The agent's model is not known yet, so use a
-        # copy of `counter` that is not tied to any model.
+        # copy of `counter` that is not calibrated for a specific model.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.with_calibration_for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -243,7 +242,7 @@ class Summarize(MessagesNode):
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
         """Return a copy of this node for the agent named `agent`.
 
-        The copy considers only the token usage that is reported in this agent's model responses.
+        The returned node considers only the token usage reported in this agent's model responses.
         `system` is the complete system message of the agent's latest request, or None if there is
         none.
         """
@@ -468,7 +467,7 @@ class Summarize(MessagesNode):
         known_ids: Sequence[str],
         messages: Messages,
     ) -> dict[str, Any]:
-        """Return the update for the `summary` and `summarized` channels after a new summary."""
+        """Build the state update with a new summary and the ids of the messages that it covers."""
         answers, old = self._get_messages_if_token_usage_is_needed(messages), selection.messages
         return {
             SUMMARIZED: [str(message.id) for message in old],
@@ -476,10 +475,10 @@ class Summarize(MessagesNode):
         }
 
     def _get_messages_if_token_usage_is_needed(self, messages: Messages) -> Messages:
-        """Return `messages` if the token usage that they report is needed, otherwise return ().
+        """Return `messages` if their reported token usage is needed, or () otherwise.
 
-        Reported token usage is needed if the node has a token-based trigger and no user-supplied
-        function counts the tokens of messages.
+        The reported token usage is needed if the node has a token-based trigger and its counter
+        counts tokens rather than messages.
         """
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
@@ -606,14 +605,13 @@ class Summarize(MessagesNode):
     def _select_older_messages_and_question(
         self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Select the older exchanges of a long turn, which the next summary will replace.
+        """Select the older exchanges of a long turn for the next summary.
 
         Return the messages of the selected exchanges, and the human message that began the turn, if
         there is one. If no exchange is selected, return ([], None). The human message itself is not
         summarised. The newest exchange is always kept. Earlier exchanges are kept, from newest to
         oldest, as long as the kept messages stay within `keep` and `max_kept_tokens`. Exchanges
-        older than the kept ones are selected, except for exchanges in which a tool call has no
-        result.
+        that are too old to be kept are selected, unless one of their tool calls has no result.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units

@@ -77,10 +77,10 @@ class SummaryRequest:
 
     @property
     def _max_conversation_tokens(self) -> int:
-        """The number of tokens in a request available for the messages and the previous summary.
+        """The number of tokens available in a request for the messages and the previous summary.
 
-        The remaining tokens of the request are reserved for the prompt, the note and the
-        delimiters.
+        The rest of the request is reserved for the prompt, the additional instruction in `note`,
+        and the delimiters.
         """
         return (
             self.max_input
@@ -129,10 +129,10 @@ class SummaryRequest:
     ) -> str:
         """Send one request to the model, and return the summary.
 
-        If a long conversation takes several requests, `next_request_tokens` is the number of tokens
-        that the next request can spend on the returned summary and further messages. The returned
-        summary must use at most half of `next_request_tokens`. `next_request_tokens` is None for
-        the last request.
+        If a long conversation is summarised in several requests, `next_request_tokens` is the
+        number of tokens available in the next request for the returned summary and further
+        messages. The returned summary must use at most half of `next_request_tokens`.
+        `next_request_tokens` is None for the last request.
         """
         words = (
             WORDS
@@ -183,7 +183,7 @@ class SummaryRequest:
     def _split_fitting_and_remaining_texts(
         self, texts: Sequence[str], max_tokens: int
     ) -> tuple[list[str], list[str]]:
-        """Split `texts` into the leading texts that fit into `max_tokens` tokens and the others.
+        """Split `texts` into the leading texts that fit into `max_tokens` tokens, and the rest.
 
         If the first text alone has more than `max_tokens` tokens, that text is split.
         """

@@ -49,13 +49,13 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-# Advice at the end of a BudgetExceeded error's message. `_ALLOW_PARTIAL` is used if the option
+# Advice appended to the message of a BudgetExceeded error. `_ALLOW_PARTIAL` is used if the option
 # `allow_partial` is False, and `_SEND_LESS` if it is True.
 _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
 )
-# Error message texts that describe the values accepted by `start_on` and `end_on`.
+# Descriptions of the values that `start_on` and `end_on` accept, for use in error messages.
 _EXPECTED_STARTS: Final = "one of 'human', None, or the class HumanMessage"
 _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a message class, or a list of these"
 
@@ -129,10 +129,10 @@ class Trim(MessagesNode):
         return node
 
     def with_calibration_for_model(self, model: str | None) -> Self:
-        """Return a copy of the node that counts tokens for `model`.
+        """Return a copy of the node whose token estimates are calibrated for `model`.
 
         Return this node unchanged if `model` is None, or if the node's token counter is already
-        tied to a model.
+        calibrated for a model.
         """
         if self.counter.model is not None or model is None:
             return self
@@ -167,8 +167,8 @@ class Trim(MessagesNode):
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            # Do not add the line about omitted steps, because it would change a message that stays
-            # in the state.
+            # Do not add the line that states how many steps were omitted, because it would change a
+            # message that remains in the state.
             node._adds_omitted_steps_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
@@ -327,8 +327,8 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
     """Parse the value of an option as a set of message types.
 
     The option accepts the name of a message type, a message class, or a list of these.
-    `BaseMessage` selects all types. A class of streamed chunks selects the same type as the class
-    of complete messages. For example, `AIMessageChunk` selects the same type as `AIMessage`.
+    `BaseMessage` selects all types. The class of a streamed message chunk selects the same type as
+    its base class. For example, `AIMessageChunk` selects the same type as `AIMessage`.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -375,9 +375,9 @@ def iter_system_message_names_with_token_counts(
 def _sort_by_order_in_state(
     selected_messages: list[BaseMessage], state_messages: Messages
 ) -> list[BaseMessage]:
-    """Sort selected messages as in the state.
+    """Sort selected messages into the order that they have in the state.
 
-    A modified copy of a message takes the place of the original.
+    A modified copy of a message is placed at the position of the original.
     """
     present, selected_ids = set(map(id, state_messages)), set(map(id, selected_messages))
     copies = {message.id: message for message in selected_messages if id(message) not in present}
@@ -391,10 +391,10 @@ def _sort_by_order_in_state(
 def _remove_messages_after_last_of_type(
     turns: Iterator[Turn], last_message_types: frozenset[str]
 ) -> Iterator[Turn]:
-    """Yield the turns, dropping everything after the last message whose type is allowed.
+    """Yield the turns without any messages that follow the last message of an allowed type.
 
-    The turns are yielded newest first. `last_message_types` contains the allowed types. If it is
-    empty, all turns are yielded unchanged.
+    The turns are yielded newest first. `last_message_types` contains the allowed message types. If
+    `last_message_types` is empty, all turns are yielded unchanged.
     """
     for turn in turns if last_message_types else ():
         units = list(turn.units)
@@ -407,7 +407,7 @@ def _remove_messages_after_last_of_type(
 
 
 class TurnSelection(NamedTuple):
-    """The turns of a conversation that were selected to fit a token limit.
+    """A selection of a conversation's turns that fits within a token limit.
 
     Attributes:
         turns: The turns that fit, newest first.
@@ -447,7 +447,7 @@ def select_turns(
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and get_role(opening[0][0]) != "human":
         # If the newest turn begins with a tool call and its results instead of a human message, its
-        # first unit can be dropped like any other.
+        # first unit can be dropped like any other unit.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)
@@ -483,11 +483,11 @@ def _prepend_omitted_steps_line_and_select_fitting_steps(
     max_tokens: float,
     measure: Measure,
 ) -> tuple[list[Unit], list[Turn]]:
-    """Add a line stating the number of omitted steps to the beginning of a turn.
+    """Add a line to a turn to tell the model how many of the turn's steps were omitted.
 
     The first element of the returned pair contains the units at the beginning of the turn,
-    including the added line. The second element contains the steps that still fit after the line
-    has been added.
+    including the added line. The second element contains those of the given steps that fit into
+    `max_tokens` together with the line.
 
     Args:
         opening_units: The units at the beginning of the turn, with the question if there is one.
@@ -517,7 +517,7 @@ def _has_question(units: list[Unit]) -> bool:
 def _take_fitting_turns(
     turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
+    """Return the leading turns that fit into `remaining` tokens, and the number of unused tokens.
 
     The number of unused tokens is negative if not all turns fit.
     """
@@ -594,7 +594,7 @@ def _shorten_message(
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
     def keep_chars(count: int) -> BaseMessage:
-        """Return a copy of the message with its longest text cut to `count` characters."""
+        """Return a copy of the message with its longest text shortened to `count` characters."""
         short: Any = cut_middle(text, count)
         changed = short
         if not isinstance(content, str):

@@ -48,7 +48,7 @@ def read_request_tokens(message: BaseMessage) -> int:
 
 
 def read_answer_tokens(message: BaseMessage) -> int:
-    """Return the output token count without reasoning tokens, or 0 if no usage is reported."""
+    """Return the output token count, excluding reasoning tokens, or 0 if it is not reported."""
     usage = _read_usage(message)
     if not usage:
         return 0
@@ -67,7 +67,7 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names could refer to the same model.
 
-    An unknown model name, given as None, matches every model. Provider prefixes and version
+    None stands for an unknown model name, which matches every model. Provider prefixes and version
     suffixes are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")

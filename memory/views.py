@@ -1,9 +1,9 @@
 """Record the messages sent to models in each call, with the token count of each part.
 
 A view is the record of the messages that a model received in one call. A view is stored as a
-checkpoint of the thread, in a separate checkpoint namespace. If a message in a view is also in the
-thread, perdure's checkpointers store a reference instead of a second copy. perdure's checkpointers
-copy, prune and encrypt views like any other checkpoint.
+checkpoint of the thread, in a separate checkpoint namespace. If a recorded message is also stored
+in the thread, perdure's checkpointers store a reference to it instead of a second copy. The
+checkpointers copy, prune and encrypt views in the same way as all other checkpoints.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ RequestPart = str
 TokenCount = int
 # Keys of content-block fields that can contain the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
-# Maximum length, in characters, of a recorded value whose key is in `_DATA_KEYS`. Longer values are
-# replaced with a note.
+# Maximum length, in characters, of a recorded string whose key is in `_DATA_KEYS`. A longer string
+# is replaced with a placeholder that states its length.
 _MAX_DATA_CHARS: Final = 1_000
 # Matches a section that perdure adds to a system message, such as `<memories>…</memories>`.
 _SECTION: Final = re.compile(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUT_S: Final = 30
 # Timeout, in seconds, for connecting to a server and for sending a request.
 _CONNECT_TIMEOUT_S: Final = 5
-# Maximum number of characters to print of a question or an error.
+# Maximum length, in characters, of a printed question or error message. Longer texts are shortened.
 _MAX_TEXT: Final = 300
 _INHERITED_METADATA: Final = (
     *("title", "titled", "create_time", "owner", "graph_id", "assistant_id"),
@@ -154,8 +154,8 @@ def answer(
 
     The question is the value that the graph passed to `interrupt()`. The resumed run uses the
     memories of the person to whom the thread belongs, even if somebody else answers. The command
-    exits with code 1, without writing anything, if the thread does not exist or is not waiting for
-    an answer, if the question does not allow the action, or if the JSON is invalid.
+    writes nothing and exits with code 1 if the thread does not exist or is not waiting for an
+    answer, if the question does not permit the given action, or if the JSON is invalid.
     """
     user_answer = _Answer(action, value, json_text, question)
     if (action is None) == (json_text is None):
@@ -489,7 +489,7 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
 
 
 def _build_context_with_user_id(graph: Any, user_id: Any) -> dict[str, Any] | None:
-    """Build the context of a resumed run, including the given person's id.
+    """Build the runtime context of a resumed run, with `user_id` set to the given id.
 
     Return None if the graph's context schema has no field `user_id`.
     """

@@ -1,7 +1,7 @@
-"""Define the command line application and the parts that its commands share.
+"""Define the command-line application and the code that its commands share.
 
-The shared parts are options and arguments, the class that opens the database, the lookup of ids by
-prefix, and the code that prints errors and returns exit codes.
+The shared code includes the common options and arguments, the class that opens the database, the
+lookup of ids by prefix, and the functions that print errors and return exit codes.
 """
 
 from __future__ import annotations
@@ -542,8 +542,8 @@ def resolve_item_key(
 def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bool) -> str:
     """Return a thread id for a table row.
 
-    On a terminal, a long id is shortened to a prefix that no other thread id has. If `is_whole` is
-    True, the thread id is never shortened.
+    On a terminal, a long id is shortened to a unique prefix. If `is_whole` is True, the thread id
+    is never shortened.
     """
     is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not get_console().is_terminal
     return thread_id if is_whole else database.saver.unique_prefix(thread_id)

@@ -84,7 +84,7 @@ def chat(
 ) -> None:
     """Chat in a thread, until /quit or the end of input.
 
-    The chat continues the thread where it stopped, also after a crash. The model sees memories of
+    The chat continues the thread where it stopped, even after a crash. The model sees memories of
     other threads that match your message.
     """
     if message is not None and not message.strip():

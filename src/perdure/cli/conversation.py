@@ -23,7 +23,7 @@ from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACES_AND_COMMAS: Final = re.compile(r"[\s,]*")
 
-# Maximum length of a conversation id, in bytes. Known exports have shorter ids, and the store
+# Maximum length of a conversation id, in bytes. All known exports have shorter ids, and the store
 # accepts keys of this length.
 _MAX_ID_BYTES: Final = 500
 
@@ -73,7 +73,7 @@ class SavedText(NamedTuple):
 
 
 class UnnamedSource(NamedTuple):
-    """The source file of a conversation whose export contains no id.
+    """The file from which a conversation was imported, if the conversation has no id in that file.
 
     Attributes:
         file: An object that identifies the file within one import.
@@ -122,10 +122,10 @@ class Conversation:
     def find_message_creation_time(self, key: str | None) -> float:
         """Return a message's timestamp in seconds since the Unix epoch.
 
-        If the message has no time, use the time of the nearest earlier message that has one. If no
-        earlier message has a time, fall back to the conversation's update time, or else to its
-        creation time. If the conversation has neither an update time nor a creation time, return
-        infinity.
+        If the message has no timestamp, use the timestamp of the nearest earlier message that has
+        one. If no earlier message has a timestamp, fall back to the conversation's update time, or
+        else to its creation time. If the conversation has neither an update time nor a creation
+        time, return infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -134,7 +134,7 @@ class Conversation:
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
     def list_message_ids_from_root(self, key: str | None) -> list[str]:
-        """Return the ids of the message `key` and all its ancestors, oldest first."""
+        """Return the ids of a message and all its ancestors, oldest first."""
         keys = []
         while key is not None:
             keys.append(key)
@@ -170,8 +170,8 @@ class Conversation:
             created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
         if is_variant and existing_node is not None and existing_node[:2] != (parent, message):
-            # Derive the id of a variant from a hash of the whole message, because two messages with
-            # the same id can differ in any field.
+            # Derive a new id for the second message from a hash of the whole message, because two
+            # messages with the same id can differ in any field.
             key = derive_id(key, parent, repr(message))
         node = self.nodes.setdefault(key, MessageNode(parent, message, created_at))
         if node.message is not message and node.message != message:
@@ -187,18 +187,18 @@ class Conversation:
         """Add the messages of an exported tree, in which a single node can hold several messages.
 
         Args:
-            parents: The id of each part's parent, or None for a part without a parent. A part is a
-                node of the tree.
-            messages: The messages of each part, in order. A part may have none.
-            leaf_id: The part with which the main branch ends. If there is no such part, the main
-                branch ends with the last part.
+            parents: For each node of the tree, the id of its parent, or None for a root node.
+            messages: For each node, its messages in order. A node can have none.
+            leaf_id: The id of the node at which the main branch ends. If there is no such node, the
+                main branch ends at the last node.
         """
-        # `last_messages` maps the id of each part to the id of its last message. If a part has no
-        # messages, its id is mapped to the last message of its nearest ancestor that has messages.
+        # `last_messages` maps the id of each node in the exported tree to the id of the node's last
+        # message. A node without messages is mapped to the last message of its nearest ancestor
+        # that has messages.
         last_messages: dict[str | None, str | None] = {}
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """Return the ids of a part and its ancestors, excluding parts that were already added.
+            """Return the ids of a node and its ancestors, excluding nodes that were already added.
 
             The oldest ancestor comes first.
             """
