@@ -1,4 +1,4 @@
-"""Write both the blocking and the asynchronous version of an operation as one coroutine.
+"""Implement the blocking and the asynchronous version of an operation with a single coroutine.
 
 An operation is a coroutine that awaits only `Effect` objects. An effect is a step that waits for
 something, such as a database query or a model call. Each effect has a blocking and an asynchronous

@@ -1,4 +1,4 @@
-"""The hierarchy of the exceptions that perdure raises.
+"""The exception hierarchy of perdure.
 
     PerdureError
     ├─ ConfigurationError (ValueError)     an argument or a setting is wrong
@@ -79,7 +79,7 @@ class UnknownModel(ConfigurationError, LookupError):
 
 
 class EmbedderMismatch(ConfigurationError):
-    """Raised if the stored vectors come from another model or have another number of dimensions."""
+    """Raised if the stored vectors come from a different model or have different dimensions."""
 
 
 class StorageError(PerdureError):
@@ -114,7 +114,7 @@ class SerializationError(PerdureError, TypeError):
 
 
 class Unstorable(SerializationError):
-    """The serializer refuses a value. The error message gives the path to the refused value."""
+    """The serializer refuses a value. The error message gives the path to the rejected value."""
 
 
 class InvalidValue(SerializationError, ValueError):
@@ -201,7 +201,7 @@ class SummaryFailed(ModelFailed):
 
 
 class InstructionsRefused(ModelFailed):
-    """Raised if a model's rewrite of the instructions is empty, truncated, too long or too short.
+    """Raised if the instructions rewritten by a model are empty, truncated, too long or too short.
 
     The previous instructions stay in use.
     """

@@ -58,7 +58,7 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A category of data that belongs to a person or mentions the person.
+    """A category of data that belongs to or mentions a person.
 
     Attributes:
         what: The name of the kind, a plural noun such as `"threads"`.
@@ -242,7 +242,7 @@ def forget(
 
 
 def limit_report_to_namespaces(report: Report, visible_namespaces: Collection[str]) -> Report:
-    """Return a copy of the report without kept namespaces that are not in `visible_namespaces`."""
+    """Return a copy of the report whose kept namespaces are limited to `visible_namespaces`."""
     kept_parts = (
         replace(
             part, ids=tuple(namespace for namespace in part.ids if namespace in visible_namespaces)
@@ -312,8 +312,9 @@ class _PersonErasure:
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            # Overwrite deleted bytes before raising the error. An earlier erasure may have deleted
-            # all of the person's rows, but been interrupted before it overwrote the deleted bytes.
+            # Overwrite deleted bytes before raising the error. An earlier erasure may have been
+            # interrupted after deleting all of the person's rows but before overwriting the deleted
+            # bytes.
             self._overwrite_deleted_bytes_and_return_if_complete()
             raise
         self._remember_threads_found_only_by_owner(threads)
@@ -341,7 +342,7 @@ class _PersonErasure:
         )
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
-        """Record the threads that have no `user_id` but name the person as their `owner`."""
+        """Record the threads that have no `user_id`, but whose `owner` is the person."""
         self.owned_thread_ids = self.rows.list_ids_of_owned_threads_without_user_id()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
@@ -420,7 +421,7 @@ class _PersonErasure:
     def _list_data_kept_for_others(
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
-        """List the data of other people that mentions the person."""
+        """List other people's data that mentions the person."""
         kept_parts = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
         if self.looks_elsewhere:
             own_threads = frozenset(threads)
@@ -492,7 +493,7 @@ class _PersonErasure:
     def _iter_items_of_others_extracted_from_threads(
         self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
-        """Yield the items of other people that were extracted from the person's threads."""
+        """Yield other people's items that were extracted from the person's threads."""
         if own_thread_ids:
             source, authored_items = (
                 {"thread_id": {"$in": sorted(own_thread_ids)}},
@@ -569,7 +570,7 @@ def _find_threads_and_namespaces_of_person(
 
 
 def build_unknown_person_error(user: str, owned_thread_ids: Sequence[str] = ()) -> UnknownPerson:
-    """Build the exception for a person who has no threads, items or crons.
+    """Build the exception that is raised if a person has no threads, items or crons.
 
     Args:
         user: The name.

@@ -261,7 +261,7 @@ class _RetentionPass:
         return receipt.size_bytes
 
     def _remove_checkpoints(self) -> Iterator[Removal]:
-        """Remove old checkpoints, and messages that are in no remaining checkpoint."""
+        """Remove old checkpoints, and messages that no remaining checkpoint refers to."""
         rules = self.rules
         rule = Retention(rules.checkpoints_last, rules.checkpoints_days, rules.turns, rules.history)
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)

@@ -392,7 +392,7 @@ def format_as_single_line(text: str, max_length: int | None = 100) -> str:
 
 
 def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
-    """Warn about threads that belong to a person only through their `owner`, not a `user_id`."""
+    """Warn about threads without a `user_id` that belong to a person only by their `owner`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
@@ -442,7 +442,7 @@ def format_date(time: datetime | None) -> str:
 
 
 def format_time(time: datetime | None, *, exact: bool = False) -> str:
-    """Format a time as UTC text that `--as-of` accepts, such as `2026-01-31 08:30Z`.
+    """Format a time in UTC, in a form that `--as-of` accepts, such as `2026-01-31 08:30Z`.
 
     Args:
         time: The time; None gives "".
@@ -508,7 +508,8 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Join the timer, so that its OS thread cannot start the status line after `status.stop()`.
+        # Wait until the timer's OS thread has ended. Otherwise, it could start the status line
+        # after `status.stop()`.
         timer.join()
         status.stop()
 

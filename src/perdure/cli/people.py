@@ -120,8 +120,8 @@ def forget(
                 if not yes:
                     _ask_user_to_type_name_or_exit(user)
                 with show_status("erasing …"):
-                    # Skip the slow search of other people's data, because `people.plan` has already
-                    # done it.
+                    # Skip the slow search through other people's data, because `people.plan` has
+                    # already done it.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )
@@ -181,7 +181,7 @@ def _build_report_row(action: str, part: Part) -> _ReportRow:
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Convert parts of the report to JSON objects that contain the complete lists of ids."""
+    """Convert the parts of a report to JSON objects with complete lists of ids."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 

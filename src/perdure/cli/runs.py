@@ -36,7 +36,8 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers.records import CronRow, RunRow
 
-# Maximum length, in characters, of an error in the list of runs. Longer errors are truncated.
+# Maximum length, in characters, of an error message in the list of runs. Longer messages are
+# truncated.
 _MAX_ERROR: Final = 60
 RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
 ThreadOption = Annotated[

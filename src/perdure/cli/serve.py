@@ -308,7 +308,8 @@ class _Server(NamedTuple):
 
         server.shutdown = drain_and_shut_down  # type: ignore[method-assign]
         gc.collect()
-        # Freeze the objects of all imported modules, to save 0.1 s in each full garbage collection.
+        # Exclude the objects of all imported modules from garbage collection, which saves 0.1 s in
+        # each full collection.
         gc.freeze()
         gc.set_threshold(_COLLECTION_THRESHOLD)
         server.run(sockets=[listener])
@@ -367,8 +368,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     if not received:
         # Exit without a message, because the reason has already been printed.
         raise typer.Exit(1)
-    # Re-raise the received signal, so that it terminates this process as it would terminate a
-    # single-process server.
+    # Raise the received signal again, now with its original handler. The server thus exits in the
+    # same way whether it uses one process or several.
     signal.raise_signal(received[0])
 
 
@@ -392,9 +393,9 @@ def _serve_in_worker_process(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Install a SIGTERM handler, and stop this process when its parent process dies.
 
-    A parent process that was killed cannot stop its child processes. Therefore, an OS thread in the
-    child process waits for the parent process to exit, and then terminates the child process with a
-    signal.
+    If the parent process is killed by SIGKILL, it cannot stop its child processes. For this case,
+    an OS thread in the child process waits until the parent process has exited, and then terminates
+    the child process with a signal.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()
@@ -422,7 +423,7 @@ def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
 
 
 def _check_options_allow_several_workers(workers: int, db: str, metrics: bool) -> None:
-    """Raise ConfigurationError if the options do not allow several worker processes."""
+    """Raise ConfigurationError if the options are incompatible with multiple worker processes."""
     if workers > 1 and metrics:
         raise ConfigurationError(
             f"--metrics can count requests in only one process, but --workers is {workers}; remove "
@@ -449,7 +450,7 @@ def _print_server_summary(
     keys: str | None,
     auth: str | None,
 ) -> None:
-    """Print the database, the users and the graphs that the server serves."""
+    """Print which database and which graphs the server uses, and where its users are defined."""
     from perdure.settings import is_dsn
 
     db = database.settings.db
@@ -557,7 +558,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
-    """Print a new API key for a user, and the entry to add to a keys file."""
+    """Generate an API key for a user, and print it together with its entry for a keys file."""
     from perdure.server.keys import create_api_key_and_hash
     from perdure.server.keys_file import check_team_name
 

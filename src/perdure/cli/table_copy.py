@@ -41,10 +41,9 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_namespace_path
 from perdure.stores.whole_store import WholeStore
 
-# Maximum total size, in bytes, of the rows that are read in one page. A row that exceeds this size
-# is read on its own.
+# Maximum total size, in bytes, of the rows read per page. A larger row is read on its own.
 _PAGE_BYTES: Final = 4 << 20
-_PAGE_ROWS: Final = 1000  # Maximum number of rows that are read in one page.
+_PAGE_ROWS: Final = 1000  # Maximum number of rows read per page.
 # Number of rows per INSERT statement.
 _ROWS_PER_INSERT: Final = 64
 _MAX_ID: Final = b"\xff" * 17  # This value sorts after every packed id.
@@ -94,7 +93,8 @@ class Table(NamedTuple):
     def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """Read one page of the rows after a key.
 
-        Each returned row begins with the row's owner, followed by the values of the copied columns.
+        Each returned row begins with the values that identify its owner (a thread or a namespace),
+        followed by the values of the copied columns.
         """
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
@@ -140,7 +140,7 @@ def _split_columns(*columns: str) -> list[str]:
 
 
 def _qualify_columns(columns: str) -> str:
-    """Add the table alias `r.` to each column name in a comma-separated list."""
+    """Prefix each column name in a comma-separated list with the table alias `r`."""
     return ", ".join(f"r.{column}" for column in columns.split(", "))
 
 
@@ -205,11 +205,11 @@ class Tables:
         return table.build_inserts([self.encrypt_row(table, row) for row in rows])
 
     def format_owner(self, owner: Any) -> str:
-        """Format the owner of a row, such as a thread id, for error messages."""
+        """Format the thread id or namespace that a row belongs to, for error messages."""
         return repr(owner)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the component's settings, which are copied last, after all of its tables."""
+        """Read the settings of the checkpointer or store, which are copied after all tables."""
         return []
         yield
 
@@ -218,7 +218,7 @@ class Tables:
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
-        """Return the owners (threads or namespaces) of rows with names that Postgres cannot store.
+        """Return the threads or namespaces whose rows contain names that Postgres cannot store.
 
         Postgres cannot store names that contain NUL characters or are too long.
 
@@ -294,8 +294,8 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large_columns="body",
-            # Content hashes depend on the encryption key, so compare only whether a row has a
-            # nonzero hash. An alias, which is a row that refers to another item, has the hash 0.
+            # Content hashes depend on the encryption key, so compare only whether the hash is zero.
+            # An alias (a row that refers to another item) has a hash of 0.
             flag_positions=[3],
             associated_data=lambda row: [
                 build_item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)
@@ -384,7 +384,7 @@ class ThreadTables(Tables):
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt a row, after recomputing its search keys (threads) or content hash (items)."""
+        """Recompute a thread's search keys or an item's content hash, and encrypt the row."""
         if table.name == "threads":
             # The search keys of a thread without checkpoints are empty.
             search_keys = None if row[3] else b""
@@ -403,9 +403,9 @@ class ThreadTables(Tables):
         return super().encrypt_row(table, row)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Return a checkpointer's settings as a single row of two values.
+        """Return a checkpointer's settings as a single row with two values.
 
-        The first value is the secret key with which the thread ids in removal records are hashed.
+        The first value is the secret key that is used to hash the thread ids in removal records.
         The second value is True if the database is marked as one in which organisations can own
         threads.
         """
@@ -520,11 +520,15 @@ class StoreTables(Tables):
         return cls(store.database, store._parts.sql, decrypt, encrypt)
 
     def format_owner(self, owner: Any) -> str:
-        """Format the namespace of a row for error messages."""
+        """Format the namespace that a row belongs to, for error messages."""
         return repr(decode_namespace_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the search settings: the embedding model, the counters and the searched fields."""
+        """Read the store's settings.
+
+        The settings are the embedding model, the searched fields, and the counters of erasures and
+        of vectors that were added later.
+        """
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
@@ -727,7 +731,7 @@ class DatabaseCopy:
     def _find_owners_of_differing_rows(
         self, source: Tables, target: Tables, table: Table
     ) -> Flow[set[str]]:
-        """Return the owners of rows that exist in only one of the two databases.
+        """Return the threads or namespaces with rows that exist in only one of the two databases.
 
         The source and the target can return rows in different orders.
         """

@@ -132,7 +132,7 @@ def threads(
 
 
 def _describe_conditions(text: str | None, user: str | None, status: str | None) -> str:
-    """Return a note that no threads match the filters, or "" if no filters were given."""
+    """Return a message that no thread matches the filters, or "" if no filters were given."""
     conditions = [
         "" if user is None else f"belongs to {user!r}",
         "" if status is None else f"is {status}",
@@ -226,8 +226,8 @@ def _find_matching_heads(
         has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_created and has_text and has_person else None
 
-    # The status filter "interrupted" also matches threads that are not waiting for an answer, so
-    # the status of each match is checked again below.
+    # The status filter "interrupted" can also match threads without an unanswered interrupt, so the
+    # status of each match is checked again below.
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
@@ -237,7 +237,7 @@ def _find_matching_heads(
     threads, offset = ThreadList(database.saver), 0
     while len(matches) < limit:
         ids = threads.search(query, match_thread, limit, offset)
-        # The head is None if the thread has been deleted since the search.
+        # A thread's head is None if the thread was deleted after the search found it.
         heads = [head for head in map(database.saver.head, ids) if head is not None]
         matches += [head for head in heads if status in (None, head.status.state)]
         offset += limit

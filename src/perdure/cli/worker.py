@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Default idle time, in seconds, after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
-# Maximum number of seconds that `--once` waits for extractions, which is effectively unlimited.
-# `--once` exits as soon as no thread is due any more.
+# Maximum time, in seconds, that `--once` waits for extractions. The value is so large that the wait
+# is effectively unlimited, but `--once` exits as soon as no more threads are due.
 _FLUSH_TIMEOUT_S: Final = 1e9
 # Value of --cron that disables the schedule from perdure.toml.
 _OFF: Final = "off"
@@ -60,10 +60,10 @@ def worker(
     """Extract memories in the background.
 
     The worker extracts memories from the threads of all users. By default, a thread is processed
-    after it has been idle for some time. The worker runs until you stop it. Threads whose runs had
-    no user are counted, but no memories are extracted from them. Without --facts no model is
-    called, and each turn becomes a memory. The worker also applies the rules under [retention] in
-    perdure.toml every hour. The values under [worker] in perdure.toml are the defaults for these
+    after it has been idle for some time. The worker runs until you stop it. If a thread's runs had
+    no user, the thread is counted, but no memories are extracted from it. Without --facts no model
+    is called, and each turn becomes a memory. The worker also applies the rules under [retention]
+    in perdure.toml every hour. The values under [worker] in perdure.toml are the defaults for these
     options.
     """
     from perdure.memory.background import Background, run_worker

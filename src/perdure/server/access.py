@@ -122,7 +122,7 @@ class Identity:
         return bool({ACT_PERMISSION, ADMIN_PERMISSION} & self.permissions)
 
     def may_see_memories_of(self, person: str | None) -> bool:
-        """Return whether the request may read data that contains memories of a person.
+        """Return whether the request is permitted to read data that contains a person's memories.
 
         Args:
             person: The person. None or `""` means that the data contains nobody's memories.
@@ -179,7 +179,7 @@ class LocalAccess:
 
     Treat every request as coming from the local user, who is an admin.
 
-    Without authentication, a client may set a thread's `owner` to any text. Because the `owner` is
+    Without authentication, a client can set a thread's `owner` to any text. Because the `owner` is
     not verified, the server does not treat it as the person to whom the thread belongs.
     """
 
@@ -242,9 +242,9 @@ def permit_and_build_filter_for_own_data(
 
 
 def set_required_action(action: Action | None) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that sets the action for which callers of an endpoint need permission.
+    """Return a decorator that declares which action an endpoint's callers need permission for.
 
-    `create_app` raises TypeError if an endpoint does not have this decorator.
+    Every endpoint must have this decorator; otherwise, `create_app` raises TypeError.
 
     Args:
         action: The action, or None for an endpoint that anyone may call.
@@ -267,8 +267,8 @@ An endpoint with this decorator has no access to a database.
 def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
-    A dict contains the expected dict if it has all the expected keys, and the value of each of
-    these keys contains the expected value. A list contains the expected list if it has all expected
+    A dict contains the expected dict if it has all expected keys and each of their values contains
+    the corresponding expected value. A list contains the expected list if it has all expected
     elements, in any order. The returned function runs in time linear in the size of the JSON value.
 
     Args:
@@ -315,7 +315,7 @@ def _build_json_containment_predicate_without_limit(expected: Any) -> Callable[[
 
 
 def _build_hashable_keys_of_scalars(values: list[Any]) -> set[Hashable]:
-    """Return a hashable key for each string, number and null in a list.
+    """Return a hashable key for each string, number or null in a list.
 
     Equal values have equal keys. The key for a number contains the number as a string. Python
     randomises the hashes of strings, but not of numbers. If numbers were used as keys, a client
@@ -356,7 +356,7 @@ def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
-    """Raise Forbidden if the user could not access a thread, cron or assistant with this metadata.
+    """Raise Forbidden if an object with this metadata would not be accessible to the user.
 
     Args:
         object_noun: The kind of the object for the error message, such as `a thread`.
@@ -374,7 +374,7 @@ def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: 
 
 
 def _meets_filter_condition(metadata_value: Any, condition: Any) -> bool:
-    """Return whether a metadata value meets the condition of a filter."""
+    """Return whether a metadata value satisfies a filter condition."""
     match condition:
         case {"$eq": equal, **others} if not others:
             return bool(metadata_value == equal)

@@ -1,9 +1,9 @@
 """Let a caller with the permission `perdure:act` send a request on behalf of another person.
 
 The caller identifies the person in the `X-Perdure-User` header, which can be sent with any request.
-A caller who starts a run may instead name the person as `user_id` in the run's `context`. A request
-that is sent on behalf of a person reads and writes that person's data. The caller's rate limits and
-permissions still apply, and graphs receive the caller's user object.
+To start a run, a caller can alternatively identify the person by the `user_id` in the run's
+`context`. A request that is sent on behalf of a person reads and writes that person's data. The
+caller's rate limits and permissions still apply, and graphs receive the caller's user object.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 
 
 def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> Identity:
-    """Return the identity that represents a caller acting on behalf of a person.
+    """Return the identity of a caller who acts on behalf of a person.
 
     To act on behalf of anyone else, a caller needs the permission `perdure:act` or `perdure:admin`.
 

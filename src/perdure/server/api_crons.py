@@ -185,7 +185,7 @@ async def _check_cron_request_and_build_row(
 ) -> CronRow:
     """Validate a request that creates or changes a cron, and build the cron's row.
 
-    The request is refused if the caller may not start runs of the cron.
+    The request is refused if the caller is not permitted to start the cron's runs.
 
     Args:
         call: The call of the client.
@@ -247,7 +247,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
 async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
     """Return whether a cron is bound to a thread whose runs use the caller's memories.
 
-    Return False if the caller may not perform the action on the thread.
+    Return False if the caller is not permitted to perform the action on the thread.
     """
     if cron.thread_id is None:
         return False
