@@ -738,8 +738,8 @@ class DatabaseCopy:
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}
-        # Reset the counter: if the database connection is lost, this generator is restarted and
-        # must not count the same rows twice.
+        # Reset the counter, because this generator is restarted if the database connection is lost,
+        # and must not count the same rows twice.
         self.row_counts[table.name] = 0
         while True:
             source_rows = yield from source_pages.read_next_page()

@@ -242,7 +242,7 @@ def permit_and_build_filter_for_own_data(
 
 
 def set_required_action(action: Action | None) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that declares which action an endpoint's callers need permission for.
+    """Return a decorator that declares the action for which an endpoint requires permission.
 
     Every endpoint must have this decorator; otherwise, `create_app` raises TypeError.
 

@@ -1,9 +1,9 @@
 """Let a caller with the permission `perdure:act` send a request on behalf of another person.
 
 The caller identifies the person in the `X-Perdure-User` header, which can be sent with any request.
-To start a run, a caller can alternatively identify the person by the `user_id` in the run's
-`context`. A request that is sent on behalf of a person reads and writes that person's data. The
-caller's rate limits and permissions still apply, and graphs receive the caller's user object.
+A request that starts a run can also identify the person by the `user_id` in the run's `context`. A
+request that is sent on behalf of a person reads and writes that person's data. The caller's rate
+limits and permissions still apply, and graphs receive the caller's user object.
 """
 
 from __future__ import annotations
