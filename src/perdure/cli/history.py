@@ -46,15 +46,16 @@ if TYPE_CHECKING:
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Types of content blocks that repeat a tool call of the message."""
-# Tool call arguments up to this total length, in characters, are printed on the same line as the
-# tool call.
+# Maximum total length, in characters, of tool call arguments that are printed on the same line as
+# the tool call.
 _MAX_INLINE_ARGUMENTS: Final = 60
 _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
 # Maximum number of characters of a question to print. A longer question is truncated.
 _MAX_QUESTION: Final = 500
-# Maximum number of most recent checkpoints whose metadata is searched for actions by other users.
+# Maximum number of checkpoints, latest first, whose metadata is searched for actions by other
+# users.
 _LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
@@ -118,8 +119,9 @@ def history(
 def describe_status(status: ThreadStatus) -> str:
     """Describe the status of a thread that is waiting for an answer or has an unfinished run.
 
-    The description is a verb phrase, to be printed after the thread's name. It quotes the
-    unanswered questions, or names the nodes that would run next. If the thread is idle, return "".
+    The description is a verb phrase, to be printed after the thread's name. The description quotes
+    the unanswered questions, or names the nodes that would run next. If the thread is idle, return
+    "".
     """
     if status.state == "waiting":
         questions = (
@@ -157,10 +159,10 @@ def _is_message(value: Any) -> bool:
 
 
 def render_heading(item: HistoryItem) -> OutputLine:
-    """Return the heading line of a history item: mark, author, time and model.
+    """Return the heading line of a history item: status mark, author, time and model.
 
-    The mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is the
-    message's creation time or, if the message has none, the time at which it was first stored.
+    The status mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is
+    the message's creation time or, if the message has none, the time at which it was first stored.
     """
     from perdure.memory.thread_messages import parse_time
 

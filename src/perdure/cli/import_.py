@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 # Chunk size, in bytes, for reading from a pipe.
 _CHUNK_BYTES: Final = 1 << 20
-# Files in a ZIP archive up to this size, in bytes, are always unpacked. Larger files must pass a
-# check of their compression ratio.
+# Maximum size, in bytes, at which a file in a ZIP archive is unpacked without checking its
+# compression ratio.
 _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
 # Maximum compression ratio (unpacked size / packed size) of a file in a ZIP archive. The ratio is
 # checked only for files larger than `_ALWAYS_UNPACKED_BYTES`. Text has a ratio of about 10.
@@ -269,7 +269,7 @@ def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
 
 
 def _parse_thread_id_renames(rename_options: list[str]) -> dict[str, str]:
-    """Map old thread ids to new ones, from options such as `OLD=NEW`."""
+    """Parse options of the form `OLD=NEW` into a dict that maps old thread ids to new ones."""
     names = dict[str, str]()
     for option in rename_options:
         old, _, new = option.partition("=")
@@ -283,8 +283,8 @@ def _parse_thread_id_renames(rename_options: list[str]) -> dict[str, str]:
 def _open_seekable_file(path: Path, copy_path: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once. Its content is therefore copied to the file `copy_path`, and that
-    file is opened instead.
+    Because a pipe can be read only once, the content of a pipe is copied to the file `copy_path`,
+    and the copy is opened instead.
     """
     try:
         is_stdin = path == Path("-")
@@ -398,8 +398,8 @@ class _ConversationFilesReader:
     ) -> str | None:
         """Read the conversations in the text of a file.
 
-        Return None if the text contains a conversation. Otherwise, return the reason why it does
-        not, or "" if the reason is unknown.
+        Return None if the text contains at least one conversation. Otherwise, return the reason why
+        the text contains no conversation, or "" if the reason is unknown.
         """
         from perdure.cli.conversation import MalformedPart, Problem, iter_numbered_json_values
         from perdure.cli.import_agents import SessionsReader
@@ -427,7 +427,7 @@ class _ConversationFilesReader:
 
 
 def _explain_missing_conversations(error: MalformedPart, location: str) -> str:
-    """Explain why a file contains no conversations, based on `error`.
+    """Convert an error to a message that says why a file contains no conversations.
 
     Return "" if the reason is unknown.
     """
@@ -502,10 +502,10 @@ def _iter_conversation_files(
 def _select_conversation_file_names(
     file_names: list[str], report: ConversationsReport
 ) -> list[str]:
-    """Return the files named like those in ChatGPT or Claude exports, or else all JSON files.
+    """Return the names of ChatGPT or Claude export files or, if there are none, of all JSON files.
 
-    JSON files that are not selected are recorded in the report as not read. JSON files in the
-    export's folder `frames` are counted under the folder's name, and not listed individually.
+    JSON files that are not selected are counted in `report.not_read`. JSON files in the export's
+    folder `frames` are counted under the folder's name, and not listed individually.
     """
     file_names = [name for name in file_names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in file_names if _CONVERSATIONS.search(name)]

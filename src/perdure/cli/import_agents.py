@@ -106,8 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # A summary line contains a session title, which may belong to a different session from the
-        # file's other lines.
+        # The session whose title a summary line contains is not necessarily the session to which
+        # the file's other lines belong.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
@@ -220,7 +220,7 @@ def _convert_claude_code_message(
     message: Mapping[str, Any],
     created_at: float | None,
 ) -> list[BaseMessage]:
-    """Convert a Claude Code line to at most two messages, one for text and one for tool calls."""
+    """Convert a Claude Code line to messages, at most one for text and one for tool calls."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -267,8 +267,8 @@ def _convert_codex_item_to_text_and_check_if_document(
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert a Codex session item to text.
 
-    Return the text, and a flag that tells whether it includes a document from a tool call's
-    arguments.
+    Return the text and a flag that is True if the text includes a document that was passed as a
+    tool call argument.
     """
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
@@ -305,7 +305,7 @@ def _parse_tool_arguments(arguments: Any) -> Mapping[str, Any]:
 def _format_tool_call_and_check_if_document(
     tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
-    """Return a tool call's text, and a flag that tells whether its arguments contain a document."""
+    """Return a tool call's text and a flag that is True if its arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

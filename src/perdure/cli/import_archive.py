@@ -14,12 +14,12 @@ from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
-    """Collects all lines of a person's archive except those that contain threads.
+    """Collects the store items in a person's archive, and counts the runs and crons in it.
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
-        records: The number of runs and crons in the archive, which are counted but never run or
-            scheduled.
+        records: The number of run and cron records in the archive. Runs and crons are counted but
+            never executed.
         left_out: The number of items that do not belong to the person whom the header names.
     """
 

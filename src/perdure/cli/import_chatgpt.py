@@ -128,7 +128,7 @@ def _read_parents_and_messages_by_id(
 def _convert_parts_to_messages_by_id(
     parent_ids: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """Convert a conversation's parts to messages, and return the messages by part id.
+    """Convert a conversation's parts to messages, and return lists of messages keyed by part id.
 
     If the export contains both a tool call and its result, the call becomes an AI message with a
     tool call, and the result becomes a tool message. A tool call without a result, or a result
@@ -300,7 +300,7 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
 
 
 def _format_tool_result(part: _MessagePart) -> str:
-    """Render the result of one of ChatGPT's own tools as text.
+    """Render the result of a built-in ChatGPT tool as text.
 
     Return "" if the result contains nothing human-readable.
     """
@@ -332,7 +332,8 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_main_argument_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # Skip a request that is a JSON object or list, because only the tool can interpret it.
+    # Skip a tool request that is a JSON object or list, because its format is known only to the
+    # tool.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool

@@ -142,11 +142,11 @@ class _MessagePiece(NamedTuple):
     is_document: bool = False
 
 
-# Kind of a message piece that the user or Claude wrote.
+# Value of `_MessagePiece.kind` for text that the user or Claude wrote.
 _AUTHOR_TEXT: Final = "own"
-# Kind of a message piece that contains pasted text, which Claude stores as a file.
+# Value of `_MessagePiece.kind` for text that the user pasted, which Claude stores as a file.
 _PASTED_TEXT: Final = "pasted"
-# Kind of a message piece that is a file or a tool call.
+# Value of `_MessagePiece.kind` for a file or a tool call.
 _TOOL_OR_FILE: Final = "tool"
 
 
@@ -215,7 +215,7 @@ def _iter_content_block_pieces(
 def _build_tool_call_piece(
     tool_name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
-    """Convert a tool call to a message piece with its name, main argument and text arguments."""
+    """Render a tool call as a message piece: tool name, main argument and other text arguments."""
     if tool_name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:

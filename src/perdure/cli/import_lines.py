@@ -20,8 +20,8 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import convert_object_to_message, find_message_time
 
-# The ids of the messages that precede the next message of a conversation, in order. The dict serves
-# as an ordered set, so all of its values are None.
+# Ids of the messages on the path from the root of a conversation to the place where the next
+# message is added, in order. The dict serves as an ordered set, so all of its values are None.
 _Path = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
@@ -55,11 +55,11 @@ class JsonLinesReader:
     """Collects the conversations in a JSON Lines file.
 
     Each line is an object that contains one or more messages. Objects with the same thread id are
-    combined into one conversation. If such objects contain different messages, the differing
-    messages become branches of the conversation. An object that contains several messages but no
-    thread id becomes a separate conversation. Objects with a single message and no thread id are
-    grouped into one conversation per user. `ThreadNames` finds the threads of conversations without
-    an id.
+    combined into one conversation. If objects with the same thread id contain different messages,
+    the differing messages become branches of the conversation. An object that contains several
+    messages but no thread id becomes a separate conversation. Objects with a single message and no
+    thread id are grouped into one conversation per user. `ThreadNames` finds the threads of
+    conversations without an id.
 
     Args:
         file: The path of the file.
@@ -70,11 +70,11 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # Maps each user to the conversation built from the user's lines with a single message and
-        # no thread id.
+        # Maps each user to a conversation that collects the user's messages from lines with a
+        # single message and no thread id.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
-        # The user named by the most recent line with a single message and no thread id. Later lines
-        # of this kind that name no user are assigned to the same user.
+        # The user of the most recent single message without a thread id. If a later message of this
+        # kind names no user, it is assigned to this user.
         self._user = ""
 
     def build_conversations(self) -> list[Conversation]:
@@ -164,7 +164,7 @@ class JsonLinesReader:
     ) -> None:
         """Add an object's messages to the conversation whose thread id is `thread_name`.
 
-        Messages without a time are given the time `created_at`.
+        Messages that have no timestamp are assigned the timestamp `created_at`.
         """
         thread, path = self._get_or_create_thread(thread_name, conversation)
         path.clear()
@@ -211,11 +211,11 @@ def _add_messages_and_branches(
     """Add all messages of an exported JSON object, including those on branches, to a conversation.
 
     Args:
-        thread: The conversation that gets the messages.
-        earlier_message_ids: The ids of the messages before the messages of the object. The ids of
+        thread: The conversation to which the messages are added.
+        earlier_message_ids: The ids of the messages that precede the object's messages. The ids of
             added messages are appended.
-        conversation: The object.
-        created_at: The time of each message that contains no time itself.
+        conversation: The exported JSON object.
+        created_at: The timestamp for messages that have no timestamp.
         derive_ids_from_times: Whether the ids that are derived for messages without an id depend on
             the times of the messages.
     """
@@ -266,7 +266,7 @@ def _append_message_and_return_id_of_last_message(
     is_variant: bool = False,
     derive_id_from_time: bool = False,
 ) -> str | None:
-    """Append a message to a conversation path, and return the id of the path's last message.
+    """Append a message to a branch of a conversation, and return the branch's last message id.
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """

@@ -3,9 +3,10 @@
 The thread id is a hash of the user and the conversation's first messages. Usually, the hash covers
 only the first message of the conversation. If a different thread already has the resulting id,
 further messages are added to the hash, one at a time. A conversation is assigned to an existing
-thread if it is equal to the thread or continues it. Earlier versions of perdure built the thread id
-from the file name and the conversation's position in the file. Threads imported by an earlier
-version of perdure are recognised by their first messages, and keep their ids.
+thread if it is part of the thread or continues one of the thread's branches. Earlier versions of
+perdure built the thread id from the file name and the conversation's position in the file. Threads
+imported by an earlier version of perdure are recognised by their first messages, and keep their
+ids.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata of an imported checkpoint contains the id of its last message under this key."""
-# The search for a conversation's thread stops after more than this number of consecutive candidate
-# ids for which no thread is stored.
+# Maximum number of consecutive candidate thread ids for which no thread is stored. When it is
+# exceeded, the search for a conversation's thread ends.
 _MAX_ID_GAP: Final = 16
 # Earlier versions of perdure built thread ids from a file name and an optional numeric suffix, such
 # as "-3" or "-3.1".
@@ -98,12 +99,12 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        # Number of repetitions of each conversation within a file, keyed by the file and a hash of
-        # all of the conversation's messages.
+        # Number of duplicates of each conversation found so far in a file. The key consists of the
+        # file and a hash of all of the conversation's messages.
         self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Choose the thread for a conversation, and return the conversation with the matching id.
+        """Assign a conversation to a thread, and return the conversation with the resulting id.
 
         The thread id consists of the `prefix` of this `ThreadNames`, followed by the conversation's
         id. A conversation that already has an id, or has no messages, is returned unchanged.

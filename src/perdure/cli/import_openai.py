@@ -1,8 +1,8 @@
 """Read OpenAI fine-tuning files and batch files.
 
-Each line of a file is converted to an object with a `messages` list, which `JsonLinesReader` can
-read. A batch has an input file with requests and an output file with responses. Each response
-carries the `custom_id` of its request.
+Each line of a file is converted to an object with a `messages` list, the format that
+`JsonLinesReader` reads. A batch has an input file with requests and an output file with responses.
+Each response carries the `custom_id` of its request.
 """
 
 from __future__ import annotations

@@ -37,16 +37,16 @@ class ConversationsReport:
     unread: int = 0  # Number of conversations in which no message could be read.
     checkpoints: int = 0  # Number of new checkpoints that were imported from databases.
     items: int = 0  # Number of new store items that were imported from databases.
-    # Number of items skipped because this database already contains them or a record of their
-    # deletion.
+    # Number of items skipped because this database already contains them or contains tombstones for
+    # them.
     known_items: int = 0
-    # Number of runs and crons in imported archives, which are counted but never executed.
+    # Number of run and cron records in imported archives. Runs and crons are counted but never
+    # executed.
     records: int = 0
     # Number of new memories, or None if this import extracts no memories.
     memories: int | None = None
     quarantined: int = 0
-    # Number of memories that were not stored because this database records that they were
-    # forgotten.
+    # Number of memories that were not stored because this database contains tombstones for them.
     forgotten: int = 0
     # The configured user, to whom conversations without a user are assigned.
     user: str = ""
@@ -58,7 +58,8 @@ class ConversationsReport:
     # Number of skipped message parts of each kind, such as "thinking".
     left_out: Counter[str] = field(default_factory=Counter)
     skipped: list[Problem] = field(default_factory=list)
-    # Number of skipped files per file or folder name.
+    # Number of JSON files that were not read, keyed by file name, or by folder name for `frames`
+    # folders.
     not_read: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
@@ -85,7 +86,7 @@ class ConversationsReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the import found neither conversations nor store items nor new memories."""
+        """True if the import found no conversations, no store items and no new memories."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def add_thread_counts(self, report: ImportReport) -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
-# Parent namespace of all project documents, which has one child namespace per project.
+# Parent namespace of all project documents. Each project has its own child namespace.
 _PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
 # Limits how often an import stores checkpoints. With the value 32, a checkpoint is stored after a
 # turn only if at least 1/32 of all messages so far were added since the last checkpoint.
@@ -168,7 +168,8 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        # An archived thread keeps its own user, which its metadata already contains.
+        # The metadata of an archived thread already contains the thread's user. Do not overwrite
+        # that user.
         if not talk.is_archived:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
@@ -253,7 +254,7 @@ class ImportWriter:
                         self._file.saver.import_from(source.saver, names=new_thread_ids_by_old)
                     )
                 except ImportFailed as exc:
-                    # Some threads were refused. Raise the error only after the store items have
+                    # If some threads were refused, raise the error only after the store items have
                     # been imported.
                     refusal = exc
             if source.store is not None:
@@ -315,8 +316,8 @@ class ThreadImport:
 
     `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
     ends with the message. If there is no such checkpoint, the message is mapped to the oldest
-    checkpoint that contains it. If that checkpoint's parent was removed, the value is None, and no
-    branch can start at the message.
+    checkpoint that contains it. If the parent of that oldest checkpoint was removed, the message is
+    mapped to None, because no branch can start at the message.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -431,12 +432,12 @@ class ThreadImport:
     def _load_texts_and_document_flags_before_import(
         self, message_id: str
     ) -> set[tuple[str, bool]]:
-        """Return the texts that the thread's history contained for a message before this import.
+        """Return the texts that a message had in the thread's history before this import.
 
-        Each text is paired with a flag that tells whether the message was a document; see
-        `_get_text_and_document_flag`. The returned set is empty if the thread did not contain
-        the message. The texts are read from the thread's history rather than from checkpoints,
-        because there may be no checkpoint that ends with the last message of an earlier export.
+        Each text is paired with a flag that is True if the message was a document; see
+        `_get_text_and_document_flag`. The returned set is empty if the thread did not contain the
+        message. The texts are read from the thread's history rather than from checkpoints, because
+        there may be no checkpoint that ends with the last message of an earlier export.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -481,7 +482,7 @@ class ThreadImport:
             node = self._conversation.nodes[node.parent]
 
     def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
-        """Store a checkpoint that continues the branch at a parent message with new messages.
+        """Store a checkpoint in which new messages follow the given parent message.
 
         The checkpoint contains the messages up to the parent message, followed by the new messages.
         If there are no new messages, the checkpoint is stored only if no existing checkpoint ends
@@ -575,8 +576,9 @@ class ThreadImport:
         Because storing a checkpoint makes it the head, the head is moved only after all checkpoints
         have been stored. The head may need to be moved even if this import stored nothing, because
         an earlier import may have been killed before it could move the head. An earlier import is
-        considered interrupted if the latest checkpoint is the head, was written by an import, and
-        ends with a message of this conversation other than the last message of the main branch.
+        assumed to have been killed if the head is the latest checkpoint, was written by an import,
+        and ends with a message that belongs to this conversation but is not the last message of the
+        main branch.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -611,7 +613,7 @@ class ThreadImport:
 
 
 def _get_text_and_document_flag(message: BaseMessage) -> tuple[str, bool]:
-    """Return a message's text, and a flag that tells whether the message is a document.
+    """Return a message's text and a flag that is True if the message is a document.
 
     Messages that contain documents can be found by search, but no memories are extracted from
     them.

@@ -82,7 +82,7 @@ def list_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List memories, the most recently changed first."""
+    """List memories, most recently changed first."""
     from perdure.memory.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
@@ -238,9 +238,9 @@ def forget(
 ) -> None:
     """Permanently erase memories, including their old versions.
 
-    The source messages are kept, but later extractions do not store the erased memories again.
-    After --all, however, later extractions read all messages again and store new memories, unless
-    the threads were deleted first. The exit code is 1 if there was nothing to erase.
+    The source messages are kept, but later extractions do not store the erased memories again. If
+    --all is used, however, later extractions read all messages again and store new memories, unless
+    the threads are deleted first. The exit code is 1 if there was nothing to erase.
     """
     check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -299,7 +299,7 @@ def _resolve_memory_namespace_and_key(
 
 
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Resolve the id, or a prefix of the id, of a thread from which memories were extracted.
+    """Return the full id of a thread from which memories were extracted, given an id or id prefix.
 
     If no thread id starts with the given text, return the text unchanged, because memories from a
     deleted thread with this id may still exist.
@@ -311,14 +311,14 @@ def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str)
 
 
 def extract_memories_of_due_threads(database: CommandDatabase) -> None:
-    """Extract memories from messages in the user's threads that no worker has processed yet."""
+    """Extract memories from the unprocessed messages in the user's threads."""
     from perdure.memory.extraction import DueThreads, Pace
 
     extraction = database.build_memory_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # Skip threads that were deleted after the jobs were listed, and other programs' threads
-            # whose messages cannot be read.
+            # Skip threads that were deleted after the jobs were listed. Also skip threads that
+            # another program wrote if their messages cannot be read.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 

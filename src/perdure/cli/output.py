@@ -39,7 +39,7 @@ _STATUS_DELAY_S: Final = 0.5
 # Minimum width, in terminal columns, of each cell that is neither an id nor a number. If unwrapped
 # ids would leave less space for these cells, the ids are wrapped.
 _MIN_CELL_WIDTH: Final = 16
-# Width of piped output, in columns. The width is so large that lines are never wrapped.
+# Line width of piped output, in columns, which is so large that lines are never wrapped.
 _UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
