@@ -1,6 +1,6 @@
 """REST endpoints for a user's memories.
 
-With `?team=`, the endpoints use the memories of one of the user's teams.
+With the query parameter `team`, the endpoints use the memories of one of the user's teams instead.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     """Search for memories, and return them with a breakdown of their scores, best match first.
 
     The search finds the memories that an agent would recall with the same options. In the response,
-    `text` is the text that the agent's model would read if the agent recalled these memories, and
-    `floor` is the minimum score that a search result must have. If the request sets `explain`, the
-    response field `below` lists the memories that scored less than this minimum.
+    `text` is the text that the agent's model would see if the agent recalled these memories, and
+    `floor` is the minimum score of a search result. If the request sets `explain`, the response
+    also lists the memories that scored less than `floor`, in the field `below`.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_memory_selection(
@@ -131,7 +131,7 @@ async def change_memory(
     """Correct a memory.
 
     With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
-    is valid until the time `at`, or until now if `at` is missing.
+    is then valid until the time `at`, or until now if `at` is not given.
     """
     memories, config = await _authorize_and_build_collection_and_config(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team

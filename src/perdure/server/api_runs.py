@@ -71,8 +71,8 @@ from perdure.storage.flow import NO_LIMIT
 routes = APIRouter(tags=["runs"])
 SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
 """The message for a client that reads a run when the server shuts down."""
-# A client that requests only one of the stream modes `messages` and `messages-tuple` receives the
-# events of both.
+# A client that requests either of the stream modes `messages` and `messages-tuple` receives the
+# events of both modes.
 _MESSAGES: Final[set[StreamMode | Literal[""]]] = {"messages", "messages-tuple"}
 _EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
@@ -116,7 +116,8 @@ async def start_requested_run(
 ) -> Run:
     """Start the run that a request describes, and return it.
 
-    If the run has a delayed start, this process waits for its start time.
+    If the run's start is delayed, an asyncio task in this process waits for the run to start and
+    end.
     """
     run = await start_run(call, runs, body, thread_id, recorded=body.stream_resumable)
     return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
@@ -277,8 +278,8 @@ async def join_run_stream(
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
     # While the run is in progress, another process may have emitted events that this log does not
-    # contain. Before the run starts and after it has ended, the log is complete. In these cases,
-    # `last` is capped at the sequence number of the last event in the log.
+    # contain. Before the run starts and after it has ended, the log is complete, so `last` is then
+    # capped at the sequence number of the log's last event.
     if last is not None and (run.has_ended or not run.may_have_started):
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
@@ -449,8 +450,8 @@ async def _refuse_malformed_input_messages(
 ) -> None:
     """Raise an error if the input or the command of a run contains malformed messages.
 
-    The check of the messages needs the run's graph. To save time, the graph is loaded only if a
-    cheaper check has found possibly malformed messages.
+    The run's graph is needed to validate the messages. To save time, the graph is loaded only if a
+    quick check finds messages that may be malformed.
 
     Raises:
         InvalidUpdate: See `refuse_malformed_messages`.
@@ -469,7 +470,7 @@ async def _refuse_malformed_input_messages(
 def act_for_user_named_in_context(call: Call, body: RunRequest) -> Call:
     """Return a copy of a call that acts on behalf of the person named in a run's context.
 
-    If the context names no other person, return the call itself instead of a copy.
+    If the context does not name another person, return the given call itself.
 
     Raises:
         Forbidden: See `build_identity_acting_for`.
@@ -484,11 +485,11 @@ def act_for_user_named_in_context(call: Call, body: RunRequest) -> Call:
 async def _find_thread_for_run_on_behalf_of_person(
     call: Call, run_arguments: dict[str, Any]
 ) -> ListedThread | None:
-    """Return the existing thread for a run that a caller starts on behalf of another person.
+    """Return the existing thread in which a caller starts a run on behalf of another person.
 
-    If the person has access to the thread, return the thread. If only the caller has access to it,
-    return the thread only if it has no checkpoints yet and is not owned by another user. The new
-    run then assigns the thread to the person. In all other cases, return None.
+    Return the thread if the person has access to it. A thread that only the caller has access to is
+    returned if it has no checkpoints yet and is not owned by another user. Starting the run then
+    makes this thread belong to the person. In all other cases, return None.
 
     Raises:
         Forbidden: The thread belongs to another person.
@@ -519,8 +520,8 @@ def _build_run_sender(
 ) -> Sender:
     """Return the sender of a run.
 
-    The author of a cron's message is the user who last changed the cron, or the person for whom
-    that user acts.
+    A cron's message is attributed to the user who last changed the cron, or to the person on whose
+    behalf that user acted.
     """
     message_author = author or identity.person if body.has_new_graph_input else None
     is_answer = body.command is not None and body.command.resume is not None
@@ -692,7 +693,8 @@ class RunEvents:
             "subgraphs": request.stream_subgraphs,
             "version": "v2",
         }
-        # The events of the mode `events` contain the prompt, and so the memories of this person.
+        # Events of the stream mode `events` contain the model's prompt, which can include memories
+        # of this person.
         person = config["configurable"].get("user_id") or ""
         stream_parts = (
             partial(self._stream_graph_and_log_events, person)
@@ -710,8 +712,8 @@ class RunEvents:
     ) -> AsyncIterator[dict[str, Any]]:
         """Call `graph.astream_events`, and yield the same chunks as `graph.astream` would.
 
-        All other events from `graph.astream_events` are logged under the stream mode `events`. They
-        may contain memories of the person, so other users cannot read them.
+        All other events from `graph.astream_events` are logged under the stream mode `events`.
+        These events may contain memories of the person, so they are not shown to other users.
         """
         kind_of_event = build_private_event_kind("events", person)
         async with aclosing(graph.astream_events(*args, **options)) as events:
@@ -727,9 +729,9 @@ class RunEvents:
                 yield part
 
     def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return an empty list, because clients learn of the run's end from its database row.
+        """Return an empty list, because clients detect the end of a run from its database row.
 
-        Implements `Player.build_run_end_events`.
+        This method implements `Player.build_run_end_events`.
         """
         return []
 
@@ -777,9 +779,10 @@ class RunEvents:
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the events of the stream mode `messages` for a message or a message chunk.
+        """Yield the events to send in the stream mode `messages` for a message or a message chunk.
 
-        The event for a message chunk contains all message content received so far.
+        The event for a message chunk contains the message accumulated so far, not just the new
+        chunk.
         """
         previous = self._messages.get(message.id)
         if previous is None:
@@ -796,7 +799,7 @@ class RunEvents:
 def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
     """Shorten the configs in the data of a `checkpoints` or `debug` event.
 
-    See `replace_configs_of_streamed_checkpoint_by_ids`.
+    See `replace_configs_of_streamed_checkpoint_by_ids` for the reason and the resulting format.
     """
     match stream_mode:
         case "checkpoints":
@@ -827,7 +830,7 @@ def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) ->
 
 
 def _keep_only_checkpoint_ids(config: Any) -> Any:
-    """Reduce a config to the ids of its checkpoint."""
+    """Return a copy of a config that contains only the fields that identify its checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
     return {"configurable": build_checkpoint_ref(config)}

@@ -56,7 +56,10 @@ class StateChange(BaseModel):
 
 
 class NodeUpdate(BaseModel):
-    """A state update, either values or a command, that is applied as if a node had returned it."""
+    """A state update that is applied as if a node had returned it.
+
+    The update consists of either values or a command.
+    """
 
     values: JSONObject | list[JSONObject] | None = None
     command: CommandFields | None = None
@@ -207,9 +210,9 @@ async def list_items(
 ) -> Response:
     """List one page of the history of a channel, in chronological order.
 
-    The first page contains the items that were stored most recently. Items that are no longer in
-    the state are included. To get the page of earlier items, pass the `position` of the first item
-    on this page as `before`.
+    The first page contains the items that were stored most recently. The history includes items
+    that have since been removed from the state. To get the page of earlier items, pass the
+    `position` of the first item on this page as `before`.
     """
     await call.permit_thread(thread_id)
     await call.require_model_view_access(thread_id, checkpoint_ns)
@@ -234,7 +237,7 @@ async def update_thread_state(
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
 ) -> RunnableConfig:
-    """Apply updates to a thread's state, and return the config of the new checkpoint.
+    """Apply updates to a thread's state, and return the config that identifies the new checkpoint.
 
     Args:
         call: The call of the client.
@@ -277,8 +280,8 @@ async def update_thread_state(
             for step in steps
         ]
         for step in steps:
-            # Call `abulk_update_state` once per superstep, because langgraph adds the config's
-            # metadata only to the checkpoint of the first superstep in each call.
+            # Call `abulk_update_state` separately for each superstep, because langgraph adds the
+            # config's metadata only to the first checkpoint that a call creates.
             config = _build_config_for_new_checkpoint(thread, config, person_metadata)
             try:
                 with marker.mark_messages_during_block():
@@ -315,11 +318,11 @@ async def _open_graph_of_thread(runs: Runs, call: Call, thread: ListedThread) ->
 
 @contextmanager
 def _log_and_suppress_reducer_errors() -> Iterator[None]:
-    """Log an error that a reducer raises, and suppress it, so that the state can still be read.
+    """Log and suppress an error that a reducer raises, so that the state can still be read.
 
-    langgraph stores the input and the results of nodes before it applies them to the state. If a
-    reducer cannot apply a stored value, the run fails, and langgraph raises the same error whenever
-    the state is read, until the thread receives the next input.
+    langgraph stores the input and each node's results before it applies them to the state. If a
+    reducer cannot apply a stored value, the run fails. Until the thread receives new input,
+    langgraph then raises the same error each time the state is read.
     """
     try:
         yield
@@ -338,9 +341,9 @@ def _build_sender_and_choose_person(
 ) -> tuple[Sender, Person]:
     """Return the user who sent an update and the person to whom the thread belongs.
 
-    The person is the user whose memories the thread's runs use. A sender who is neither the person
-    nor allowed to act for the person may add messages to the thread, but no memories are extracted
-    from these messages.
+    The person is the user whose memories the thread's runs use. If the sender is neither the person
+    nor permitted to act on the person's behalf, the sender's messages are added to the thread, but
+    no memories are extracted from them.
     """
     identity = call.identity
     acting = identity.acting_for, identity.may_act_for_others
@@ -353,8 +356,8 @@ def build_checkpoint_config(
 ) -> RunnableConfig:
     """Build the config for the checkpoint that a client requests.
 
-    The config always contains the given thread id, even if the client's checkpoint names another
-    thread.
+    The config always contains the given thread id, even if the checkpoint sent by the client
+    contains a different one.
     """
     requested = checkpoint or {}
     fields = {name: requested[name] for name in CheckpointRef.model_fields if requested.get(name)}
@@ -385,8 +388,8 @@ def _build_config_for_new_checkpoint(
     `person_metadata` identifies the person the thread belongs to. If `user_id` is empty, the thread
     does not belong to anyone.
     """
-    # The metadata fields `user_id`, `CALLER` and `CALLER_ACTION` describe the thread's current
-    # head, so they are not copied to the new checkpoint.
+    # Do not copy the metadata fields `user_id`, `CALLER` and `CALLER_ACTION` to the new checkpoint,
+    # because their values apply only to the thread's current head checkpoint.
     excluded = ("user_id", CALLER, CALLER_ACTION)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
@@ -458,8 +461,8 @@ async def _read_state_without_graph(
 ) -> StateSnapshot:
     """Build a `StateSnapshot` for a checkpoint of a graph that this server does not serve.
 
-    As in LangGraph, `next` lists only the unfinished tasks for the latest checkpoint. For an older
-    checkpoint, `next` also lists the tasks that have completed.
+    As in LangGraph, the field `next` of the latest checkpoint lists only unfinished tasks. For an
+    older checkpoint, `next` lists all tasks, including completed ones.
     """
     if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())

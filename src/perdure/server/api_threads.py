@@ -55,8 +55,8 @@ _PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 class Lifetime(BaseModel):
     """A thread's TTL, and the action to take when it has expired.
 
-    The TTL is given in minutes. It starts when it is set, and restarts with each activity in
-    the thread.
+    The TTL is given in minutes. The countdown starts when the TTL is set, and restarts with each
+    activity in the thread.
     """
 
     ttl: float = Field(gt=0, le=_LONGEST_TTL)

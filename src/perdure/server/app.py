@@ -174,9 +174,8 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # Without authentication, any client may set a thread's `owner` to any text. Therefore, a
-        # database that is used without authentication is not marked as one in which organisations
-        # own threads.
+        # Without authentication, do not mark the database as one in which organisations may own
+        # threads, because any client could then have set a thread's `owner` to any text.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )
@@ -260,8 +259,8 @@ def create_app(
     # Starlette calls middleware in reverse order of registration.
     app.add_middleware(Guard)
     if origins:
-        # Wrap `Guard` in the CORS middleware, so that scripts from allowed origins can also read
-        # the error responses of `Guard`.
+        # Wrap `Guard` in the CORS middleware, so that its error responses also get CORS headers and
+        # can be read by scripts from allowed origins.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,

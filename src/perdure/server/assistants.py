@@ -44,8 +44,8 @@ from perdure.server.threads import (
 
 Assistant = dict[str, Any]
 """An assistant in the format of LangGraph's API."""
-# The creation time that is reported for default assistants. The modification time of this file is
-# used, so that all processes of a server report the same time.
+# The creation time reported for default assistants. It is the modification time of this file, so
+# that all processes of a server report the same time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -152,7 +152,10 @@ class Assistants:
         return _build_assistant(row)
 
     async def list_versions(self, assistant_id: str) -> list[Assistant]:
-        """Return all versions of an assistant, newest first; see `get`."""
+        """Return all versions of an assistant, newest first.
+
+        See `get` for the exceptions.
+        """
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
         # `stored` is empty for a default assistant, because only user-created assistants are stored
@@ -165,7 +168,10 @@ class Assistants:
         ]
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
-        """Make the given version of an assistant its latest version; see `update`."""
+        """Make the given version of an assistant its latest version.
+
+        See `update` for the exceptions.
+        """
         key = self._require_changeable_assistant(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
@@ -173,7 +179,10 @@ class Assistants:
         return await self.get(key)
 
     async def delete(self, assistant_id: str) -> None:
-        """Delete an assistant and all its versions; see `update`."""
+        """Delete an assistant and all its versions.
+
+        See `update` for the exceptions.
+        """
         key = self._require_changeable_assistant(assistant_id)
         await self.get(assistant_id)
         await self._table.delete(key)
@@ -269,8 +278,8 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
     `RunRequest.merge_with_assistant` merges the assistant with the request.
 
     To use a default assistant, the caller needs only the permission to create the run. A default
-    assistant is returned without its metadata, which records the assistant's creator and must not
-    be copied to the run.
+    assistant's metadata is omitted from the result, because it records the assistant's creator and
+    must not be copied to the run.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -353,7 +362,7 @@ routes = APIRouter(prefix="/assistants", tags=["assistants"])
 def _refuse_reserved_config_names(config_values: dict[str, Any]) -> dict[str, Any]:
     """Check that an assistant's `configurable` or context contains no reserved names.
 
-    Only a run may set a reserved name such as `checkpoint_id`.
+    A reserved name such as `checkpoint_id` can be set only by a run, not by an assistant.
     """
     for name, value in config_values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:

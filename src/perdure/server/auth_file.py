@@ -90,7 +90,7 @@ def _build_user_object_for_handlers(identity: Identity) -> Any:
     """Return the user object that is passed to authorization handlers.
 
     This is the user object that the authentication handler returned, with an additional field
-    `acting_for`. The field identifies the person on whose behalf the user sends the request. It is
+    `acting_for`. This field identifies the person on whose behalf the user sends the request, or is
     None if there is no such person.
     """
     raw, person = identity.raw_user, identity.acting_for
@@ -138,7 +138,7 @@ class AuthFileAccess:
                 )
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Return the user that the authentication handler returns for a request.
+        """Call the authentication handler to identify the user who sent a request.
 
         Raises:
             Unauthenticated: The handler refuses the request, or returns no valid user.

@@ -56,7 +56,8 @@ AUDITED_NAMES: Final = (
 The values of these arguments are recorded in the audit log.
 """
 Row = TypeVar("Row")
-# Number of rows to read per batch when namespaces hidden from the caller are filtered out.
+# Maximum number of store rows to read at a time while rows that are hidden from the caller are
+# being filtered out.
 _PAGE_SIZE: Final = 1_000
 
 
@@ -64,7 +65,10 @@ class LiveRuns(Protocol):
     """The interface through which `Threads` accesses the runs in this process."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Return whether a thread has an unfinished run, even if the thread was deleted."""
+        """Return whether this process has an unfinished run of a thread.
+
+        The thread itself may already have been deleted.
+        """
 
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Discard a deleted thread's runs and events from the server's memory."""
@@ -104,7 +108,7 @@ class Call:
     def record_for_audit(self, **ids: Any) -> None:
         """Add fields to the audit record of this request, such as the ids of changed objects.
 
-        After an erasure, pass the hashes in the erasure receipt as `hashes`.
+        After an erasure, pass the hashes from the erasure receipt as the keyword argument `hashes`.
 
         The audit record must not contain any message or memory content.
         """
@@ -167,10 +171,10 @@ class Call:
     ) -> None:
         """Raise an error if the user may not see the memories in a thread's model views.
 
-        A model view contains the memories that a run recalled. It is visible to the person to whom
-        the thread belongs, and to callers who are permitted to act on that person's behalf. If the
-        thread does not belong to anyone, its model views are visible to everyone who has access to
-        the thread.
+        A model view contains the memories that a run recalled. A model view is visible to the
+        person to whom the thread belongs, and to callers who are permitted to act on that person's
+        behalf. If the thread does not belong to anyone, its model views are visible to everyone who
+        has access to the thread.
 
         Args:
             thread_id: The thread, to which the caller has access.
@@ -193,7 +197,7 @@ class Call:
     async def authorize_and_build_memory_selection(
         self, action_arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Check that an action on memories is permitted, and return arguments that select them."""
+        """Authorize an action on memories, and return the arguments that select these memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **action_arguments})
         template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
@@ -206,7 +210,7 @@ class Call:
         return self._databases.keep_open(self.identity.tenant)
 
     def with_action(self, action: Action) -> Call:
-        """Return a copy of this call with another action, which must be authorized separately."""
+        """Return a copy of this call for a different action, which needs its own authorization."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
@@ -225,8 +229,8 @@ class Call:
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
         """Return whether the user may perform an action on a thread.
 
-        Call this method only after checking that the user has access to the thread. `action` may
-        differ from the action of this call.
+        Call this method only after checking that the user has access to the thread. `action` need
+        not be the action of this call.
         """
         other_call = self.with_action(action)
         try:
@@ -289,8 +293,8 @@ class Call:
     ) -> list[Any]:
         """List or search the store, omitting namespaces that the caller is not permitted to see.
 
-        Namespaces for perdure's internal data are shown only to admins. A team's namespaces are
-        shown to its members and to admins.
+        The namespaces of perdure's internal data are visible only to admins. A team's namespaces
+        are visible to its members and to admins.
 
         Args:
             read_store: The method of the store.
@@ -310,8 +314,8 @@ class Call:
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
         if offset > 10 * _PAGE_SIZE:
-            # Large offsets would be slow, because all rows before the offset must be read to
-            # determine which of them the caller is permitted to see.
+            # Refuse large offsets. They would be slow, because the caller's access to each row
+            # before the offset would have to be checked.
             raise ConfigurationError(
                 f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
                 "prefix"
@@ -366,7 +370,7 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
 def escape_namespace_as_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
-    """Return a namespace template, and a config that makes it resolve to `namespace`.
+    """Return a namespace template, and a config with which the template resolves to `namespace`.
 
     The template contains placeholders such as `{label_0}`, and the config contains the labels that
     replace them. Labels are passed as values, so that braces in a label are not parsed as
@@ -383,8 +387,8 @@ def escape_namespace_as_template_and_config(
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     """Build the `Call` for a request, and yield it as a FastAPI dependency.
 
-    The request is considered in progress, and the database stays open, until this generator resumes
-    after the `yield`. FastAPI resumes the generator after the response has been sent.
+    Until this generator resumes after the `yield`, the request counts as in progress, and the
+    database stays open. FastAPI resumes the generator after the response has been sent.
     """
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)

@@ -75,7 +75,7 @@ class CustomApp:
         return self._app.router.lifespan_context(self._app)
 
     def set_lifespan_state(self, state: dict[str, Any] | None) -> None:
-        """Store the state that the application's lifespan yielded.
+        """Save the state that the application's lifespan context manager yielded.
 
         The values in `state` are copied to each request's `request.state`.
         """

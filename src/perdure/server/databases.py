@@ -120,7 +120,7 @@ class Databases:
         return database
 
     def is_open(self, tenant: str | None, database: OpenDatabase) -> bool:
-        """Return whether the given database is the one currently open for the tenant."""
+        """Return whether the given database object is the tenant's currently open database."""
         return self._open_databases.get(tenant) is database
 
     @contextmanager

@@ -1,6 +1,6 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
-A thread's event stream checks twice a second whether messages have been erased from the thread. The
+Twice a second, each event stream checks whether messages have been erased from its thread. The
 erasure counts of all threads with an event stream are read in a single query, because one query per
 stream would use more CPU time than sending the events.
 """
@@ -72,13 +72,13 @@ class ErasureCounts:
         if not self._is_recent(thread_key, earliest_query_time):
             async with self._querying:
                 if not self._is_recent(thread_key, earliest_query_time):
-                    # Check again while holding the lock, because a concurrent reader may have just
-                    # loaded the count.
+                    # Check again after acquiring the lock, because another reader may have loaded
+                    # the count while this one waited for the lock.
                     await self._read_counts_of_threads_with_readers()
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
-        """Return whether the cached erasure count was read at or after `not_before`."""
+        """Return whether a thread's erasure count was cached at the time `not_before` or later."""
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_counts_of_threads_with_readers(self) -> None:

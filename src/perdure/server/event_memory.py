@@ -1,13 +1,14 @@
-"""Limit the memory that run events use, per user and for the whole process.
+"""Limit how much memory run events use, for each user and for the whole process.
 
 An `EventHolder` keeps events in memory. There are three kinds of event holders. An event log keeps
-the events of a run or thread for current and future readers. A batch keeps the events that were
-read from the database for one reader. A websocket sender keeps only the message that it is
-currently sending. When memory runs out, events that all readers have received or that are stored in
-the database are dropped first. If that does not free enough memory, events that some readers still
-need are dropped. In both steps, the event holder with the highest score drops events first. The
-score is the size of the holder's events multiplied by the age of its oldest event. A reader that
-needs a dropped event receives the error `StreamLost`, unless the event is stored in the database.
+the events of a run or thread for current and future readers. A batch keeps events that were loaded
+from the database for one reader. A websocket sender keeps only the message that it is currently
+sending. When memory runs out, events that all readers have received or that are stored in the
+database are dropped first. If that does not free enough memory, events that some readers have not
+received yet are dropped, too. In both steps, events are dropped first from the event holder with
+the highest score. The score is the total size of the holder's events multiplied by the age of its
+oldest event. A reader that needs a dropped event receives the error `StreamLost`, unless the event
+is stored in the database.
 
 All methods in this module must be called from one event loop, except
 `EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any OS
@@ -44,7 +45,7 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
+        """Return the value of `EventMemory.total_added` at the time the oldest event was added."""
 
     @property
     def oldest_event_drop_safety_from_0_to_2(self) -> int:
@@ -78,7 +79,10 @@ class EventAccount:
         self.holders: WeakSet[EventHolder] = WeakSet()
 
     def make_room_and_add_bytes(self, holder: EventHolder, new_event_bytes: int) -> None:
-        """Make room for a new event of an event holder, and add its size to all totals."""
+        """Make room for a new event, and add its size to all totals.
+
+        The totals are those of the event holder, the user and the process.
+        """
         self.memory.drop_events_to_make_room(self, new_event_bytes)
         if not holder.size:
             self.holders.add(holder)
@@ -88,7 +92,7 @@ class EventAccount:
         self.memory.total_added += new_event_bytes
 
     def subtract_dropped_bytes(self, holder: EventHolder, byte_count: int) -> None:
-        """Subtract the size of dropped events from the totals of the holder, user and process."""
+        """Subtract dropped bytes from the totals of the event holder, the user and the process."""
         holder.size -= byte_count
         self.size -= byte_count
         self.memory.size -= byte_count
@@ -96,16 +100,17 @@ class EventAccount:
             self.holders.discard(holder)
 
     def schedule_subtraction_of_garbage_collected_bytes(self, byte_count: int) -> None:
-        """Record that an event holder was garbage-collected together with its events.
+        """Record that an event holder and its events have been garbage-collected.
 
-        The garbage collector may call this method from any OS thread. Therefore, the account's size
-        is reduced later, when the event loop processes `EventMemory.garbage`.
+        The garbage collector may call this method from any OS thread. Therefore, this method does
+        not change the account's size. The event loop subtracts the bytes later, when it processes
+        `EventMemory.garbage`.
         """
         self.memory.garbage.append((self, byte_count))
 
 
 class EventMemory:
-    """Counts the bytes of all events that a process keeps in memory, and enforces the limits.
+    """Tracks the total size of all events in a process's memory, and enforces the memory limits.
 
     Attributes:
         size: The size of the events in bytes.
@@ -131,9 +136,9 @@ class EventMemory:
     def drop_events_to_make_room(self, account: EventAccount, new_event_bytes: int) -> None:
         """Drop events until a new event fits within the memory limits.
 
-        One limit applies to each user's events, and another to all events of the process. A new
-        event that is larger than a limit is kept anyway, but all other events that count towards
-        that limit are dropped.
+        There is one limit for the events of each user, and another for all events in the process. A
+        new event that is by itself larger than a limit is kept anyway, but all other events that
+        count towards that limit are dropped.
         """
         while self.garbage:
             owner, collected = self.garbage.popleft()
@@ -172,8 +177,8 @@ class EventMemory:
         ):
             holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
-                # There are no events left to drop. The account's size is not 0 only because it
-                # still includes the events of holders that have been garbage-collected.
+                # No events are left to drop. The account's size is above 0 only because the bytes
+                # of garbage-collected event holders have not been subtracted yet.
                 return
             holder.drop_oldest_events()
 
@@ -185,8 +190,7 @@ class EventMemory:
     def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key for an event holder.
 
-        When memory must be freed, events are dropped first from the event holder with the largest
-        key.
+        When memory must be freed, the event holder with the largest key drops its events first.
         """
         return holder.oldest_event_drop_safety_from_0_to_2, holder.size * (
             self.total_added - holder.total_when_added + 1
@@ -196,8 +200,8 @@ class EventMemory:
         """Mark an event log as unused, because it no longer has any readers or writers.
 
         The events of unused logs are kept for future readers. If the total size of the events in
-        unused logs exceeds `MAX_ENDED_BYTES`, unused logs drop their events, starting with the log
-        that has been unused for the longest time.
+        unused logs exceeds `MAX_ENDED_BYTES`, the logs that have been unused longest drop their
+        events first, until the total is within this limit.
         """
         self._unused.pop(holder, None)
         self._unused[holder] = None
