@@ -138,8 +138,8 @@ async def update_state(
 ) -> JSONObject:
     """Update a thread's state with the values in the request, as if a node had returned them.
 
-    If the request names an older checkpoint, the update branches the thread from that checkpoint.
-    After the update, the thread continues from the new checkpoint.
+    If the request specifies an older checkpoint, the update starts a new branch of the thread at
+    that checkpoint. After the update, the thread continues from the new checkpoint.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(
@@ -448,7 +448,7 @@ def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dic
 
 
 def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all channels except the internal channels of langgraph."""
+    """Return the values of all channels except langgraph's internal channels."""
     return {
         name: value
         for name, value in channels.items()

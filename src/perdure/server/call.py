@@ -414,7 +414,7 @@ class Page(BaseModel):
 
 
 class SortedPage(Page):
-    """The search request fields that control the limit, offset, sort order and returned fields."""
+    """The fields of a search request that set the limit, offset, sort order and returned fields."""
 
     sort_by: str
     sort_order: Literal["asc", "desc"] = "desc"

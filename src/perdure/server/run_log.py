@@ -335,7 +335,7 @@ class EventLog:
 
     @property
     def total_when_added(self) -> int:
-        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
+        """Return the value of `EventMemory.total_added` at the time the oldest event was added."""
         return self._entries[0].total_when_added
 
     @property
