@@ -146,8 +146,8 @@ def check_thread_id(thread_id: object) -> str:
     """
     if isinstance(thread_id, bool) or not isinstance(thread_id, str | int | UUID):
         raise InvalidConfig(
-            f"thread_id is {thread_id!r}; a checkpointer needs text that identifies the "
-            "conversation, so pass {'configurable': {'thread_id': 'some-id'}}"
+            f"thread_id is {thread_id!r}; expected text that identifies the conversation, such as "
+            "{'configurable': {'thread_id': 'some-id'}}"
         )
     text = check_storable_text("thread_id", str(thread_id))
     if not text:
@@ -218,7 +218,6 @@ def check_storable_text(argument_name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as exc:
         raise InvalidConfig(
-            f"{argument_name} is {value!r:.80}; expected text without lone surrogates "
-            f"({exc.reason})"
+            f"{argument_name} is {value!r:.80}; expected valid Unicode text ({exc.reason})"
         ) from exc
     return value

@@ -702,8 +702,9 @@ class Checkpointer(CheckpointSaver):
             return DatabaseImport(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError(
-                f"names is {names!r:.80}, but threads can be renamed only if the source is an open "
-                "checkpointer; threads of a file keep their ids, so omit names="
+                f"the argument 'names' is {names!r:.80}, but threads can be renamed only if the "
+                "source is an open checkpointer; omit names=, or pass an open checkpointer as the "
+                "source"
             )
         codec = Codec(serde or self.serde, self.types)
         other_source = open_import_source(source, codec, max_value_bytes)

@@ -108,7 +108,9 @@ class Listing:
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
             for thread_key, thread_id, indexed_key in rows:
                 if indexed_key != thread_key:
-                    raise build_damaged_index_error(f"thread {thread_key}")
+                    raise build_damaged_index_error(
+                        f"the index entry of the thread with the key {thread_key} is damaged"
+                    )
                 yield thread_id
             last_key = rows[-1][0]
 
@@ -134,7 +136,10 @@ class Listing:
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
-                    raise build_damaged_index_error(f"the metadata index of checkpoint {row[0]}")
+                    raise build_damaged_index_error(
+                        "the metadata index has a damaged entry for the checkpoint with the key "
+                        f"{row[0]}"
+                    )
                 last_key = row[0]
                 if metadata_matches(
                     self._check_metadata_index_and_decode_metadata(thread_id, ns, row, tag, True),
@@ -179,7 +184,9 @@ class Listing:
             )
             if has_index_entry == (index_tag in compute_metadata_tags(self.seal, metadata)):
                 return metadata
-        raise build_damaged_index_error(f"the metadata index of checkpoint {row[0]}")
+        raise build_damaged_index_error(
+            f"the metadata index has a damaged entry for the checkpoint with the key {row[0]}"
+        )
 
     # -- within a thread
 
@@ -225,7 +232,10 @@ class Listing:
         thread_key, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread_key)
         if any(head > seq for _, _, head in namespaces):
-            raise build_damaged_index_error(f"the index of the last put of thread {thread_id!r}")
+            raise build_damaged_index_error(
+                f"the index entries that record the newest checkpoint of thread {thread_id!r} are "
+                "damaged"
+            )
         return seq, namespaces
 
     def _iter_sort_seqs_addresses_and_rows(
@@ -300,7 +310,9 @@ class Listing:
             )
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
-                raise build_damaged_index_error(f"namespace {namespace}")
+                raise build_damaged_index_error(
+                    f"the index entries of the namespace with the key {namespace} are damaged"
+                )
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
@@ -318,7 +330,9 @@ class Listing:
         checkpoint_id = before.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, encode_id_for_storage(checkpoint_id))
         if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
-            raise build_damaged_index_error(f"checkpoint {checkpoint_id!r}")
+            raise build_damaged_index_error(
+                f"the index entry of checkpoint {checkpoint_id!r} is damaged"
+            )
         if rows:
             return rows[0][0] & _SEQ_MASK, None
         yield from self.reader.verify_checkpoint_missing(before)

@@ -155,7 +155,7 @@ class Maintenance:
             self.retain(Retention(last=0), check_thread_ids(thread_ids))
         else:
             raise ConfigurationError(
-                f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
+                f"the argument 'strategy' is {strategy!r}; expected 'keep_latest' or 'delete'"
             )
 
     def retain(self, rule: Retention, thread_ids: object, *, dry_run: bool = False) -> PruneReport:
@@ -761,4 +761,6 @@ def _check_retention_rule(rule: Retention) -> None:
         raise ConfigurationError("the retention rule is empty; give last=, days= or turns=True")
     for name, value in (("last", rule.last), ("days", rule.days)):
         if value is not None and value < 0:
-            raise ConfigurationError(f"retention {name} is {value!r}; expected zero or more")
+            raise ConfigurationError(
+                f"the retention rule has {name}={value!r}; expected a number, 0 or more"
+            )

@@ -360,8 +360,8 @@ class CheckpointPut:
                     )
                     raise UnknownCheckpoint(
                         f"the list in channel {channel!r} of thread {thread_id!r} cannot be "
-                        f"continued, because {reason}. The parent may have been deleted in the "
-                        "meantime; repeat the operation"
+                        f"continued from the parent checkpoint, because {reason}. The parent "
+                        "checkpoint may have been deleted meanwhile; repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 values_to_store[channel] = _split_into_known_ranges_and_new_items(

@@ -147,7 +147,7 @@ class CheckpointReader:
         if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
             raise build_damaged_index_error(
                 f"the index entry of checkpoint {address.checkpoint_id!r} in thread "
-                f"{address.thread_id!r}"
+                f"{address.thread_id!r} is damaged"
             )
         thread = self._find_cached_thread(
             address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
@@ -207,7 +207,7 @@ class CheckpointReader:
                 encode_id_for_storage(address.checkpoint_id),
             )
             for (entry,) in (yield self.sql("damaged_index_entries", *params)):
-                raise build_damaged_index_error(entry)
+                raise build_damaged_index_error(f"the index entry of {entry} is damaged")
 
     def check_id_index_row_count(
         self, table_row_count: int, start_key: int, stop_key: int
@@ -221,7 +221,9 @@ class CheckpointReader:
             "indexed_checkpoints", start_key >> 32, start_key, stop_key
         )
         if indexed_count != table_row_count:
-            raise build_damaged_index_error(f"namespace {start_key >> 32}")
+            raise build_damaged_index_error(
+                f"the index entries of the namespace with the key {start_key >> 32} are damaged"
+            )
 
     def read_tuple(
         self, address: Address, row_key: int | None = None
@@ -481,7 +483,8 @@ class CheckpointReader:
         )
         if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(
-                f"the index entry of checkpoint {checkpoint_id!r} in thread {thread_id!r}"
+                f"the index entry of checkpoint {checkpoint_id!r} in thread {thread_id!r} is "
+                "damaged"
             )
         return (
             (
@@ -744,7 +747,7 @@ class CheckpointReader:
             rows = yield self.sql("find_log_channel", log_key)
             if not rows:
                 raise CorruptRecord(
-                    f"the channel log {log_key} of thread {thread_id!r} is missing, so the "
+                    f"the stored list {log_key} of thread {thread_id!r} is missing, so the "
                     "database is damaged; restore it from a backup"
                 )
             log = thread.get_or_add_log(log_key, rows[0][0])
@@ -861,10 +864,10 @@ class CheckpointReader:
         return histories
 
 
-def build_damaged_index_error(entry: str) -> CorruptRecord:
+def build_damaged_index_error(problem: str) -> CorruptRecord:
     """Build the exception to raise if an index entry does not match the row it points to.
 
     Args:
-        entry: The entry, such as "the index entry of checkpoint 'c1' in thread 't1'".
+        problem: A clause such as "the index entry of checkpoint 'c1' in thread 't1' is damaged".
     """
-    return CorruptRecord(f"{entry} is damaged; restore the database from a backup")
+    return CorruptRecord(f"{problem}; restore the database from a backup")

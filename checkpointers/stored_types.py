@@ -72,7 +72,7 @@ class StoredType(Generic[T]):
                     "expected a function with one argument, the value"
                 )
         name = (
-            parse_class_name("name", self.name)
+            parse_class_name("the argument 'name'", self.name)
             if self.name
             else get_module_and_class_name(self.cls)
         )
@@ -160,17 +160,20 @@ class StoredTypes:
         self.by_class: dict[type, StoredType[Any]] = {}
         self._by_name: dict[Name, StoredType[Any]] = {}
         if not isinstance(types, list | tuple):
-            raise ConfigurationError(f"types is {types!r:.80}; expected a list of StoredType")
+            raise ConfigurationError(
+                f"the argument 'types' is {types!r:.80}; expected a list of StoredType"
+            )
         for stored_type in types:
             if not isinstance(stored_type, StoredType):
                 raise ConfigurationError(
-                    f"types contains {stored_type!r:.80}; expected StoredType(cls, dump, load)"
+                    f"the argument 'types' contains {stored_type!r:.80}; expected instances of "
+                    "StoredType, like StoredType(cls, dump, load)"
                 )
             if stored_type.cls in self.by_class or stored_type.stored_name in self._by_name:
                 raise ConfigurationError(
-                    f"types registers the class {stored_type.cls.__qualname__} or the name "
-                    f"{_format_name(stored_type.stored_name)} twice; register each class once, "
-                    "under a unique name"
+                    f"the argument 'types' registers the class {stored_type.cls.__qualname__} or "
+                    f"the name {_format_name(stored_type.stored_name)} twice; register each class "
+                    "once, under a unique name"
                 )
             self.by_class[stored_type.cls] = self._by_name[stored_type.stored_name] = stored_type
         self._targets = _map_aliases_to_final_classes(aliases, self._stored_name)
@@ -181,8 +184,9 @@ class StoredTypes:
                 and detect_enum_model_dataclass_or_namedtuple(target) is None
             ):
                 raise ConfigurationError(
-                    f"aliases maps {_format_name(old)} to {target.__qualname__}, which is not a "
-                    "pydantic model, dataclass, enum or named tuple; register it with types=[...]"
+                    f"the argument 'aliases' maps {_format_name(old)} to the class "
+                    f"{target.__qualname__}, which is not a pydantic model, dataclass, enum or "
+                    "named tuple; register the class with types=[...]"
                 )
             if old in self._by_name:
                 raise ConfigurationError(
@@ -322,25 +326,28 @@ def _map_aliases_to_final_classes(
     pairs = aliases.items() if isinstance(aliases, Mapping) else aliases
     if not isinstance(aliases, Mapping | list | tuple):
         raise ConfigurationError(
-            f"aliases is {aliases!r:.80}; expected a dict that maps old class names to new classes"
+            f"the argument 'aliases' is {aliases!r:.80}; expected a dict that maps old class names "
+            "to new classes"
         )
     steps: dict[Name, type | Name] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigurationError(
-                f"aliases contains {pair!r:.80}; expected (old name, new class) pairs"
+                f"the argument 'aliases' contains {pair!r:.80}; expected (old name, new class) "
+                "pairs"
             )
         old, new = parse_class_name("a name in aliases", pair[0]), pair[1]
         target = new if isinstance(new, type) else parse_class_name("a target in aliases", new)
         if steps.setdefault(old, target) != target:
             raise ConfigurationError(
-                f"aliases maps {_format_name(old)} to two classes, {_format_target(steps[old])} "
-                f"and {_format_target(target)}; expected one class for each name"
+                f"the argument 'aliases' maps {_format_name(old)} to two classes, "
+                f"{_format_target(steps[old])} and {_format_target(target)}; expected one class "
+                "for each name"
             )
         if old in KNOWN:
             raise ConfigurationError(
-                f"aliases contains {_format_name(old)}, which is a class of Python or of a "
-                "library; only classes of your own application can have an alias"
+                f"the argument 'aliases' contains {_format_name(old)}, which is a class of Python "
+                "or of a library; only classes of your own application can have an alias"
             )
     return {old: _follow_alias_chain(old, steps, stored_name) for old in steps}
 
@@ -355,7 +362,7 @@ def _follow_alias_chain(
         name = stored_name(target) if isinstance(target, type) else target
         if name in chain:
             cycle = " to ".join(map(_format_name, [*chain, name]))
-            raise ConfigurationError(f"aliases form a cycle: {cycle}; remove one of them")
+            raise ConfigurationError(f"the aliases form a cycle: {cycle}; remove one of them")
         if name in steps:
             chain.append(name)
         elif isinstance(target, type):
@@ -370,14 +377,14 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
         importlib.import_module(target_name[0])
     except Exception as exc:
         raise ConfigurationError(
-            f"aliases maps {_format_name(old_name)} to {_format_name(target_name)}, whose module "
-            f"cannot be imported: {_format_error(exc)}"
+            f"the argument 'aliases' maps {_format_name(old_name)} to {_format_name(target_name)}, "
+            f"whose module cannot be imported: {_format_error(exc)}"
         ) from exc
     cls = find_class(*target_name, load=False)
     if cls is None:
         raise ConfigurationError(
-            f"aliases maps {_format_name(old_name)} to {_format_name(target_name)}, but there is "
-            "no such class"
+            f"the argument 'aliases' maps {_format_name(old_name)} to {_format_name(target_name)}, "
+            "but this class does not exist"
         )
     return cls
 
@@ -392,8 +399,8 @@ def _refuse_natively_storable_class(cls: Any) -> None:
         or detect_enum_model_dataclass_or_namedtuple(cls) is not None
     ):
         raise ConfigurationError(
-            f"perdure can store values of {cls.__qualname__} without registration; remove the type "
-            "from types="
+            f"the class {cls.__qualname__} does not need a StoredType, because perdure stores its "
+            "values without registration; remove the StoredType from types="
         )
 
 

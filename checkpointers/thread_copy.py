@@ -538,7 +538,7 @@ class DatabaseImport:
         if self.new_ids and len(target_ids) < len(threads):
             ((new_id, _),) = target_ids.most_common(1)
             raise ConfigurationError(
-                f"two threads of {path} would have the id {new_id!r}; give them different new ids"
+                f"two threads of {path} would both get the id {new_id!r}; choose different new ids"
             )
         self._copy_owner_record()
         report, refused = ImportReport(), list[str]()
@@ -611,9 +611,9 @@ class DatabaseImport:
                 return report
             if not self._is_new:
                 raise ImportFailed(
-                    f"data was erased from thread {thread_id!r} of {self.source.database.path!r} "
-                    f"during the import; erase the same data from thread {target!r} of this "
-                    "database"
+                    f"data was erased from thread {thread_id!r} in {self.source.database.path!r} "
+                    f"while the thread was being imported, so thread {target!r} in this database "
+                    "may still contain the data; erase the data from that thread too"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)
             self.target.delete_and_drop_cached_thread(target, delete)
@@ -633,8 +633,8 @@ class DatabaseImport:
         except MALFORMED as exc:
             raise CorruptRecord(
                 f"thread {thread_id!r} of {self.source.database.path!r} was not imported, because "
-                f"its records do not have the form that perdure writes ({exc!r:.200}); that "
-                "database was damaged or tampered with"
+                f"its records do not have the format that perdure writes ({exc!r:.200}); the "
+                "source database is damaged, or was modified by another program"
             ) from exc
         return records
 

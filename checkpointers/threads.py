@@ -467,7 +467,7 @@ class ThreadReader:
             UnknownThread: The thread `after` does not exist.
         """
         if limit <= 0:
-            raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
+            raise ConfigurationError(f"the argument 'limit' is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
             # Subtract one microsecond to allow for rounding when stored times are converted to
@@ -515,7 +515,9 @@ class ThreadReader:
         """Read the sizes and the head of a thread, and build its `ThreadInfo`."""
         thread_key, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread_key:
-            raise build_damaged_index_error(f"thread {thread_key}")
+            raise build_damaged_index_error(
+                f"the index entry of the thread with the key {thread_key} is damaged"
+            )
         namespaces = yield self.sql("thread_namespaces", thread_key)
         names = tuple(ns for _, ns, _ in namespaces)
         ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
@@ -658,8 +660,8 @@ def _parse_first_and_last_item_counts(ends: Any) -> tuple[int, int]:
         if first >= 0 and last >= 0:
             return first, last
     raise ConfigurationError(
-        f"ends is {ends!r:.80}; expected two item counts, one for the start and one for "
-        "the end, such as (0, 50)"
+        f"the argument 'ends' is {ends!r:.80}; expected two item counts, one for the start and one "
+        "for the end, such as (0, 50)"
     )
 
 

@@ -332,8 +332,8 @@ class Converter:
             return ormsgpack.Ext(_SNAPSHOT, self._pack_with_extensions(value.value))
         if isinstance(value, BaseException):
             raise TypeError(
-                "perdure would read an exception back as text; store str(error) or the attributes "
-                "of the exception instead"
+                "exceptions cannot be stored, because perdure would read them back as text; store "
+                "str(error) or the attributes of the exception instead"
             )
         if detect_enum_model_dataclass_or_namedtuple(cls) is not None:
             return self._encode_data_class_instance(value)
@@ -489,8 +489,9 @@ class Converter:
             ):
                 return _encode_by_langgraph(value)
             raise TypeError(
-                f"perdure would read a {type(value).__name__} of dtype {dtype} back as a different "
-                "value; store a list, or a numpy.ndarray of numbers, booleans or text"
+                f"a {type(value).__name__} with the dtype {dtype} cannot be stored, because "
+                "perdure would read it back as a different value; store a list, or a numpy.ndarray "
+                "of numbers, booleans or text"
             )
         has_limit = isinstance(value, deque) and value.maxlen is not None
         encoded = self._encode_deque(value, name) if has_limit else _encode_by_langgraph(value)

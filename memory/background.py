@@ -484,7 +484,7 @@ class JobQueue:
         self._schema = schema
         with ExitStack() as stack:
             self._url, self._locks = _resolve_url_and_lock_path(database, stack)
-            with _translate_database_errors("opened"):
+            with _translate_database_errors("open"):
                 _refuse_transaction_pooler(self._url)
                 DBOS.migrate(self._url, schema=schema)
                 self._client = DBOSClient(
@@ -507,7 +507,7 @@ class JobQueue:
         }
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         arguments = (job.thread_id, list(job.namespace), dict(job.configurable))
-        with _translate_database_errors("written"):
+        with _translate_database_errors("write to"):
             self._client.enqueue(options, *arguments)
 
     def read_unfinished_jobs(self) -> dict[str, bool]:
@@ -543,7 +543,7 @@ class JobQueue:
         old_workflows = self._list_workflows(
             final_states, completed_before=day_ago, load_input=False, load_output=False
         )
-        with _translate_database_errors("written"):
+        with _translate_database_errors("write to"):
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def set_extraction_schedule(self, cron: str | None, timezone: str | None) -> None:
@@ -561,7 +561,7 @@ class JobQueue:
             "cron_timezone": timezone,
             "application_name": _APPLICATION_NAME,
         }
-        with _translate_database_errors("written"):
+        with _translate_database_errors("write to"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL_WORKFLOW_NAME)
                 return
@@ -569,8 +569,9 @@ class JobQueue:
                 self._client.apply_schedules([schedule])
             except dbos_errors.DBOSException as exc:
                 raise ConfigurationError(
-                    f"cron={cron!r} with timezone={timezone!r} is not a schedule: {exc.message}; "
-                    "expected five fields, like '0 3 * * *', and a zone like 'Europe/Berlin'"
+                    f"cron={cron!r} with timezone={timezone!r} is not a valid schedule: "
+                    f"{exc.message}; expected five fields, like '0 3 * * *', and a zone like "
+                    "'Europe/Berlin'"
                 ) from exc
 
     @contextmanager
@@ -608,7 +609,7 @@ class JobQueue:
             logger = logging.getLogger("dbos")
             # DBOS sets its logger's level and does not restore it.
             stack.callback(logger.setLevel, logger.level)
-            with _translate_database_errors("opened"):
+            with _translate_database_errors("open"):
                 if not _active_worker:
                     DBOS(config=config)
                 if (
@@ -664,7 +665,7 @@ class JobQueue:
 
     def _cancel_workflows(self, workflows: list[WorkflowStatus]) -> list[ExtractionJob]:
         """Cancel DBOS workflows, and return the extraction jobs that they belong to."""
-        with _translate_database_errors("written"):
+        with _translate_database_errors("write to"):
             self._client.cancel_workflows([row.workflow_id for row in workflows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]
 
@@ -724,8 +725,8 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
         return format_uri(normalize_dsn(path)), schema
     if not path or "://" in path or "?" in path:  # "?" cannot be part of a path in a URL
         raise ConfigurationError(
-            f"database is {database!r:.80}; expected the path of a file, or "
-            "'postgresql://user@host/name'"
+            f"the argument 'database' is {database!r:.80}; expected the path of a file, or a DSN "
+            "such as 'postgresql://user@host/name'"
         )
     return os.path.abspath(path), schema
 
@@ -774,9 +775,9 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 def _translate_database_errors(action: str) -> Iterator[None]:
     """Convert SQLAlchemy and DBOS errors to `StorageUnavailable`.
 
-    `action` is the verb to use in the error message: `"opened"`, `"read"` or `"written"`.
+    `action` is the verb to use in the error message: `"open"`, `"read"` or `"write to"`.
     """
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:
-        raise StorageUnavailable(f"the queue's database cannot be {action}: {exc!s:.300}") from exc
+        raise StorageUnavailable(f"cannot {action} the queue's database: {exc!s:.300}") from exc

@@ -699,7 +699,8 @@ class MemoryWriter:
         text = value.get(TEXT)
         if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
             raise InvalidValue(
-                f"text is {text!r:.80}; expected text that is not blank, in valid Unicode"
+                f"the text of the memory is {text!r:.80}; expected valid Unicode text that is not "
+                "blank"
             )
         return {**value, TEXT: text.strip()}
 
@@ -804,7 +805,7 @@ def check_memory_schema(schema: Any) -> None:
     reserved = [name for name in PERDURE_FIELDS if name in fields]
     if reserved or TEXT not in fields or fields[TEXT].annotation is not str:
         raise ConfigurationError(
-            f"schema is {schema!r:.80}; expected a pydantic model class that has a field "
+            f"the schema is {schema!r:.80}; expected a pydantic model class that has a field "
             f"'text: str' and none of the fields {', '.join(PERDURE_FIELDS)}, because perdure sets "
             "these"
         )

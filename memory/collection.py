@@ -475,9 +475,8 @@ async def _forget(
     if key is not None:
         if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
-                "namespaces, conversations, dry_run and hand_over apply only to "
-                "forget(everything=True); remove these options, or pass everything=True without a "
-                "key"
+                "the options namespaces, conversations, dry_run and hand_over require "
+                "everything=True; remove them, or pass everything=True and no key"
             )
         return await collection._forget(key, config=config)
     if collection.namespace.labels != _USER_NAMESPACE:

@@ -100,7 +100,9 @@ def convert_object_to_message(
     # Treat a function message as the result of the function call in the previous message.
     if form["role"] == "function":
         if not (isinstance(previous_message, AIMessage) and previous_message.tool_calls):
-            raise MalformedPart("a function result without a matching function call")
+            raise MalformedPart(
+                "the message is a function result, but the previous message has no function call"
+            )
         form |= {"role": "tool", "tool_call_id": previous_message.tool_calls[0]["id"]}
     return _convert_openai_message_to_langchain(form, form.pop(EXACT, None))
 

@@ -70,11 +70,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(self, *parts: MessagesNode | Learner) -> None:
         super().__init__()
-        expected = "parts such as trim(max_tokens=4_000) or remember_turns()"
         if not parts:
             raise ConfigurationError(
-                f"MemoryMiddleware() needs at least one part; expected {expected}"
+                "MemoryMiddleware() was called without parts; pass at least one part, such as "
+                "trim(max_tokens=4_000) or remember_turns()"
             )
+        expected = "parts such as trim(max_tokens=4_000) or remember_turns()"
         for part in parts:
             check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]

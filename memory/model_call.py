@@ -133,17 +133,17 @@ def _create_chat_model_by_name(full_name: str) -> Any:
         return init_chat_model(full_name)
     except ImportError as exc:
         raise MissingDependency(
-            f"model is {full_name!r:.80}, but a package for it is not installed ({exc}); in a "
-            "checkout, run `pip install '.[agents]'` and install the package of the provider, or "
-            'pass a chat model or a name such as "openai:gpt-5-mini"'
+            f"the model {full_name!r:.80} needs a package that is not installed ({exc}); in a "
+            "checkout, run `pip install '.[agents]'` and install the provider's package, or pass a "
+            'chat model or the name of another model, such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
         # If the API key is missing, pydantic raises a subclass of ValueError.
         if type(exc) is not ValueError:
             raise
         raise ConfigurationError(
-            f'model is {full_name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
-            f"({str(exc).splitlines()[0]})"
+            f"the argument 'model' is {full_name!r:.80}; expected text in the form "
+            f'"provider:model", such as "openai:gpt-5-mini" ({str(exc).splitlines()[0]})'
         ) from exc
 
 

@@ -509,8 +509,8 @@ class ModelExtractor:
         ]
         if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
             raise ConfigurationError(
-                f"kinds is {kinds!r:.80}; expected at least one of {FACT, EPISODE}, or profile= or "
-                "learn="
+                f"the argument 'kinds' is {kinds!r:.80}; expected one or both of {FACT, EPISODE}, "
+                "or an empty list together with profile= or learn="
             )
         call = make_model_call(model)
         form = build_answer_schema(self._parts)
@@ -689,9 +689,9 @@ def _check_same_store(store: Any, scope: Scope, description: str) -> None:
     """
     if store is not scope.adapter.store:
         raise ConfigurationError(
-            f"the store of {description} is {store!r:.80}, but the memories are in the store "
-            f"{scope.adapter.store!r:.80}; use one store for both, because they are written in one "
-            "transaction"
+            f"{description} uses the store {store!r:.80}, but the memories use the store "
+            f"{scope.adapter.store!r:.80}; use the same store for both, because both are written "
+            "in one transaction"
         )
 
 

@@ -14,7 +14,7 @@ from perdure.errors import ConfigurationError
 def check_whole_number(option_name: str, value: Any, minimum: int) -> int:
     """Check that the option `option_name` is an int of at least `minimum`, and return its value."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    return _require_valid_option(valid, option_name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, f"an integer of at least {minimum}")  # type: ignore[no-any-return]
 
 
 def check_number(option_name: str, value: Any, minimum: float, maximum: float = inf) -> float:

@@ -57,9 +57,13 @@ def check_patch_operations(patch: Any) -> list[Document]:
     """
     is_list = isinstance(patch, list | tuple)
     if not is_list or len(patch) > MAX_OPERATIONS:
-        description = f"has {len(patch)} operations" if is_list else f"is a {type(patch).__name__}"
+        description = (
+            f"the patch has {len(patch)} operations"
+            if is_list
+            else f"the patch is a {type(patch).__name__}"
+        )
         raise InvalidPatch(
-            f"the patch {description}; expected a list of at most {MAX_OPERATIONS} "
+            f"{description}; expected a list of at most {MAX_OPERATIONS} "
             'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
     operations: list[Document] = copy_and_check_json(list(patch), "the patch")
@@ -73,8 +77,8 @@ def check_patch_operations(patch: Any) -> list[Document]:
             raise InvalidPatch(f"operation {number} is not a JSON Patch operation: {exc}") from exc
         if not paths[0].parts and operation["op"] != "test":
             raise InvalidPatch(
-                f"operation {number} has the path of the whole document; use the paths of the "
-                "fields to change"
+                f"operation {number} would change the whole document, because its path is empty; "
+                "use the paths of the fields to change"
             )
     return operations
 
@@ -675,8 +679,8 @@ def _get_leaf_value_to_store(leaf: DocumentLeaf, verdict: Verdict, gate: Gate) -
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
-        f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason} (check "
-        f"{verdict.check!r}); leave this value out"
+        f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason} (rejected by "
+        f"the check {verdict.check!r}); leave this value out"
     )
 
 

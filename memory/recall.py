@@ -154,8 +154,8 @@ def resolve_namespace_options(
     )
     if not is_list_of_lists or not namespaces or tuple(namespace) != NAMESPACE:
         raise ConfigurationError(
-            f"namespaces is {namespaces!r:.80}; expected a list of namespaces, such as "
-            "[('memories', '{user_id}'), ('teams', '{team}')], and no argument namespace"
+            f"the argument 'namespaces' is {namespaces!r:.80}; expected a list of namespaces, such "
+            "as [('memories', '{user_id}'), ('teams', '{team}')], without the argument 'namespace'"
         )
     return namespaces
 
@@ -709,7 +709,7 @@ def check_recall(
 
 def _validate_questions_with_expected_texts(questions: Any) -> list[tuple[str, Sequence[str]]]:
     """Validate the questions, and return (question, list of expected keys or texts) tuples."""
-    expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
+    expectation = "expected at least one pair like ('Who lives in Ghent?', 'Ann')"
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:
         question, expected = pair if isinstance(pair, tuple | list) and len(pair) == 2 else ("", "")
@@ -720,7 +720,7 @@ def _validate_questions_with_expected_texts(questions: Any) -> list[tuple[str, S
             raise ConfigurationError(f"questions[{len(pairs)}] is {pair!r:.80}; {expectation}")
         pairs.append((question, expected_texts))
     if not pairs:
-        raise ConfigurationError(f"questions is empty; {expectation}")
+        raise ConfigurationError(f"the argument 'questions' is empty; {expectation}")
     return pairs
 
 

@@ -283,8 +283,8 @@ class Template:
         if self.is_memory_disabled_for_run(config):
             raise InvalidConfig(
                 f"memory is disabled for this run, so the template {self.labels!r} cannot be "
-                "filled in: the message was sent by somebody who is not the user of the thread and "
-                "is not allowed to act for that user"
+                "filled in. The reason is that the message was not sent by the thread's user, and "
+                "the sender is not allowed to act for that user"
             )
         names = [name for name in self.placeholder_names if team is None or name != "team"]
         values = read_values_of_run_context_or_config(names, config) if names else {}
@@ -323,8 +323,8 @@ class Template:
             )
         if name != TEAM and (not name or "{" in name):
             raise ConfigurationError(
-                f"the template {self.labels!r} begins with {TEAMS!r}; expected {TEAM!r} or the "
-                "name of a team as its second label"
+                f"the template {self.labels!r} begins with {TEAMS!r}, so its second label must be "
+                f"{TEAM!r} or the name of a team"
             )
 
     def _get_placeholder_value(self, placeholder: str, run_values: dict[str, Any]) -> str:
@@ -343,8 +343,8 @@ class Template:
         if not is_valid or (placeholder == "user_id" and not is_valid_user_or_team_name(value)):
             raise InvalidConfig(
                 f"the run's {placeholder!r} is {value!a:.80}, which cannot be used in the template "
-                f"{self.labels!r}; expected text with a visible character and without a NUL "
-                "character; '.' and '..' are not allowed"
+                f"{self.labels!r}; expected text with a visible character, without NUL characters, "
+                "and other than '.' and '..'"
             )
         # For a member of a str enum, `str.__str__` returns the member's value rather than its name.
         return str.__str__(value)
@@ -358,5 +358,5 @@ def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:
         expected = "text that is not empty, with at most one placeholder, such as '{user_id}'"
-        raise ConfigurationError(f"the template has the label {label!r}; expected {expected}")
+        raise ConfigurationError(f"a label of the template is {label!r}; expected {expected}")
     return match[1], match[2] or "", match[3] or ""

@@ -118,9 +118,11 @@ class SummaryRequest:
                     // 2
                 )
                 if not is_context_overflow_error(exc.__cause__):
-                    raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
+                    raise errors.SummaryFailed(f"{exc}, and nothing was removed") from exc.__cause__
                 if room < _MIN_ROOM:
-                    fault = f"no request is short enough: {exc} and nothing was removed"
+                    fault = (
+                        f"the request cannot be made short enough: {exc}, and nothing was removed"
+                    )
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 

@@ -250,9 +250,10 @@ class TranscriptSearch:
         if location is None or location != store_location:
             raise ConfigurationError(
                 f"the store is in the database {store.database.path!r}, but the threads are in "
-                f"{saver.database.path!r}; expected both in one database on disk, so that index "
-                "entries are deleted together with their thread; open the store with "
-                "SQLiteStore.open(PATH), where PATH is the database of the threads"
+                f"{saver.database.path!r}; to search threads, both must be in the same database "
+                "on disk, so that a thread's index entries are deleted together with the thread. "
+                "Open the store with SQLiteStore.open(PATH), where PATH is the database of the "
+                "threads"
             )
         search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store

@@ -119,11 +119,11 @@ _MAX_REASON_CHARS: Final = 400
 _STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
     "Nothing was stored, because its message was erased. Do not store the memory again, and "
-    "do not say that it is remembered."
+    "do not tell the user that it was stored."
 )
 _WITHOUT_MEMORY_ANSWER: Final = (
     "Nothing was stored, because the message is not from the person to whom the conversation "
-    "belongs. Do not say that the memory is remembered."
+    "belongs. Do not tell the user that a memory was stored."
 )
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for the memory, and copy its id exactly."
@@ -181,7 +181,8 @@ def manage_memory(
         team_collection = Collection(store, team_namespace, schema=schema, gate=gate)
         if team_collection.namespace.labels[:2] != (TEAMS, TEAM):
             raise errors.ConfigurationError(
-                f"team_namespace is {team_namespace!r}; expected ('teams', '{{team}}')"
+                f"the argument 'team_namespace' is {team_namespace!r}; expected ('teams', "
+                "'{team}')"
             )
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
@@ -361,7 +362,8 @@ def build_tool(
     """
     if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
         raise errors.ConfigurationError(
-            f"name is {name!r:.80}; expected 1 to 64 characters from A-Z, a-z, 0-9, _ and -"
+            f"the argument 'name' is {name!r:.80}; expected 1 to 64 characters from A-Z, a-z, 0-9, "
+            "_ and -"
         )
     expected = "text that tells the model when to use the tool"
     description = check_text("description", description, expected).strip()
@@ -510,7 +512,7 @@ def _describe_memory_change_outcome(outcome: Outcome) -> str:
         reviewed = "somebody has to review it first: " if change == "quarantined" else ""
         raise ToolException(
             f"Nothing was stored: {reviewed}{reason}. Call the tool again without the rejected "
-            "part, or store nothing. Do not say that the memory is remembered."
+            "part, or store nothing. Do not tell the user that a memory was stored."
         )
     note = f" Note: {reason}." if reason else ""
     if change == "added":

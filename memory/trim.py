@@ -101,10 +101,14 @@ class Trim(MessagesNode):
         check_choice("strategy", strategy, ("last", "first"))
         starts = _parse_message_types("start_on", start_on, _EXPECTED_STARTS)
         if starts and "human" not in starts:
-            raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_EXPECTED_STARTS}")
+            raise ConfigurationError(
+                f"the argument 'start_on' is {start_on!r:.80}; expected {_EXPECTED_STARTS}"
+            )
         ends = _parse_message_types("end_on", end_on, _EXPECTED_ENDS)
         if end_on == "system":
-            raise ConfigurationError(f"end_on is 'system'; expected {_EXPECTED_ENDS}")
+            raise ConfigurationError(
+                f"the argument 'end_on' is 'system'; expected {_EXPECTED_ENDS}"
+            )
         size: Any = max_tokens
         if isinstance(size, float) and 0 < size <= 1:
             size = int(size * context_window(token_counter))  # type: ignore[arg-type]
@@ -336,7 +340,9 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
         for item in (value if is_several else [value] if value else [])
     ]
     if not all(types):
-        raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
+        raise ConfigurationError(
+            f"the argument {option_name!r} is {value!r:.80}; expected {expected}"
+        )
     return frozenset().union(*types)
 
 

@@ -105,8 +105,8 @@ def embedder_from(
     own_dims = model.dims if isinstance(model, Embedder) else None
     if None not in (own_dims, dims) and own_dims != dims:
         raise ConfigurationError(
-            f"dims is {dims!r}, but this embedder returns vectors with {own_dims} dimensions; "
-            f"expected {own_dims} or None"
+            f"the argument 'dims' is {dims!r}, but this embedder returns vectors with {own_dims} "
+            f"dimensions; expected {own_dims} or None"
         )
     if is_ready:
         return spec  # type: ignore[return-value]
@@ -120,13 +120,18 @@ def _check_embedder_options(
 ) -> None:
     """Check the options of `embedder_from`."""
     if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"name is {name!r}; expected the model's name as text, or None")
+        raise ConfigurationError(
+            f"the argument 'name' is {name!r}; expected the model's name as text, or None"
+        )
     for option, value in (("dims", dims), ("batch_size", batch_size)):
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigurationError(f"{option} is {value!r}; expected a whole number, 1 or more")
+            raise ConfigurationError(
+                f"the argument {option!r} is {value!r}; expected an integer, 1 or more"
+            )
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigurationError(
-            f"timeout_s is {timeout_s!r}; expected seconds, more than 0, or None"
+            f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds greater than "
+            "0, or None"
         )
 
 

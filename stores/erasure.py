@@ -240,11 +240,13 @@ def _check_criteria_and_return_if_all_unset(
     for name, condition in conditions.items():
         if condition is not None and not condition:
             raise ConfigurationError(
-                f"{name} is {condition!r}, which would forget all items; use a non-empty criterion"
+                f"the argument {name!r} is {condition!r}, which is empty and would match all "
+                "items; pass a non-empty value, or omit the argument"
             )
     if key is not None and prefix is None:
         raise ConfigurationError(
-            f"key is {key!r:.80}, but no namespace is given; pass its namespace as prefix"
+            f"the argument 'key' is {key!r:.80}, but 'prefix' was not passed; pass the namespace "
+            "of the item as prefix="
         )
     return prefix is None and all(condition is None for condition in conditions.values())
 
@@ -261,10 +263,11 @@ def _parse_query_words(query: str | None) -> frozenset[str]:
     if not query:
         return frozenset()
     if not isinstance(query, str):
-        raise ConfigurationError(f"query is {query!r}; expected text")
+        raise ConfigurationError(f"the argument 'query' is {query!r}; expected text")
     words = frozenset(tokenize_query(query))
     if not words:
         raise ConfigurationError(
-            f"query is {query!r}, which contains no words; expected at least one"
+            f"the argument 'query' is {query!r}, which contains no words; expected at least one "
+            "word"
         )
     return words

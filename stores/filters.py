@@ -192,7 +192,7 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
             the part.
     """
     if filter is not None and not isinstance(filter, Mapping):
-        raise _build_filter_error((), "expected a mapping of fields to conditions", filter)
+        raise _build_filter_error((), "expected a dict that maps fields to conditions", filter)
     node = _parse_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
     return Filter(node, _compile_filter_node(node), {})
 
@@ -208,17 +208,17 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
     is_container = isinstance(value, _CONTAINERS)
     if is_container and len(path) > MAX_DEPTH:
         raise InvalidFilter(
-            f"filter: more than {MAX_DEPTH} levels of nesting; use fewer nested conditions"
+            f"filter: the conditions are nested more than {MAX_DEPTH} levels deep; use fewer levels"
         )
     if (not is_container or not value) and next(value_counter) == MAX_OPERANDS:
         raise InvalidFilter(
-            f"{_format_filter_path(path)}: more than {MAX_OPERANDS} values in one filter; use "
-            "several searches with smaller filters"
+            f"{_format_filter_path(path)}: the filter contains more than {MAX_OPERANDS} values; "
+            "split the search into several searches with smaller filters"
         )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise _build_filter_error(path, "expected keys that are strings", key)
+                raise _build_filter_error(path, "expected strings as keys", key)
         entries = [(str.__str__(key), part) for key, part in value.items()]
         return {
             key: _copy_as_plain_json(part, (*path, key), value_counter) for key, part in entries
@@ -293,7 +293,7 @@ def _parse_value_condition(value: Any, path: _FilterPath) -> Node:
         name = next(key for key in value if not key.startswith("$"))
         advice = f"to combine {operators[0]} with the field {name!r}, put both under $and"
         raise _build_filter_error(
-            path, "expected either only operators or only fields", value, advice
+            path, "expected a dict with only operators or only fields", value, advice
         )
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
@@ -303,7 +303,9 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     key_path = (*path, key)
     steps = len(parse_filter_path(key))
     if steps > MAX_STEPS:
-        raise _build_filter_error(key_path, f"expected a path of at most {MAX_STEPS} steps", steps)
+        raise _build_filter_error(
+            key_path, f"expected a path with at most {MAX_STEPS} steps", steps
+        )
     return FieldCondition(key, _parse_value_condition(value, key_path))
 
 

@@ -176,7 +176,8 @@ def check_match_condition(condition: MatchCondition) -> None:
     """
     if condition.match_type not in ("prefix", "suffix"):
         raise InvalidNamespace(
-            f"match_type is {condition.match_type!r}; expected 'prefix' or 'suffix'"
+            f"the match_type of a condition is {condition.match_type!r}; expected 'prefix' or "
+            "'suffix'"
         )
     check_namespace_prefix_and_build_path(condition.path)
 

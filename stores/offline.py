@@ -286,8 +286,8 @@ def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
         tokens = (folder / "static-en-256.vocab").read_text("utf-8").split("\n")
         if table.dtype != np.int8 or table.shape != (len(tokens), DIMS):
             raise ValueError(
-                f"the table has the type {table.dtype} and the shape {table.shape}, which does not "
-                f"fit {len(tokens)} tokens"
+                f"the embedding table has the dtype {table.dtype} and the shape {table.shape}; "
+                f"expected int8 and {(len(tokens), DIMS)}"
             )
     except (OSError, ValueError, EOFError) as exc:
         raise ConfigurationError(

@@ -98,9 +98,9 @@ _EXPECTED: Final = {
     "fields": _PATHS,
     "text_fields": _PATHS,
     "vectors": "'float32', 'float16', 'int8' or None",
-    "approximate_above": "a whole number of vectors, zero or more",
-    "index_bytes": "a whole number of bytes, zero or more",
-    "max_value_bytes": "a whole number of bytes, 1 or more",
+    "approximate_above": "a number of vectors, 0 or more",
+    "index_bytes": "a number of bytes, 0 or more",
+    "max_value_bytes": "a number of bytes, 1 or more",
     "timeout_s": "seconds, 0 to 2,000,000",
 }
 
@@ -205,8 +205,8 @@ def resolve_and_record_searched_json_paths(
     )
     if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
-            f"this file has text_index={recorded_words['kept']!r}, not {word_storage!r}; "
-            f"open the file with text_index={recorded_words['kept']!r}"
+            f"this file was created with text_index={recorded_words['kept']!r}, but was opened "
+            f"with text_index={word_storage!r}; open it with text_index={recorded_words['kept']!r}"
         )
     fields = list(chosen_paths or (recorded_words["fields"] if recorded_words else (WHOLE,)))
     wanted_words = {"analyzer": ANALYZER, "fields": fields, "kept": word_storage}
@@ -341,11 +341,11 @@ class StoreParts:
             max_bytes: The maximum total size of the items' JSON in bytes, or None.
 
         Raises:
-            ConfigurationError: A limit is not a whole number.
+            ConfigurationError: A limit is not an integer.
         """
         for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
             if limit is not None:
-                check_number(name, limit, "a whole number, or None", integer=True)
+                check_number(name, limit, "an integer, or None", integer=True)
         limits = self.preparer.limits
         if (max_items, max_bytes) != (None, None):
             limits += (Limit(prefix, max_items, max_bytes),)

@@ -150,7 +150,7 @@ class PutPreparer:
         """
         path, key = row_key
         if if_version is not None:
-            expected = "a whole number, 0 (the item must not exist) or more"
+            expected = "an integer, 0 (the item must not exist) or more"
             check_number("if_version", if_version, expected, integer=True)
         if value is None:
             return Put(path, key, None, if_version=if_version, limits=self.limits)
@@ -265,7 +265,8 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
     is_list = isinstance(index, list | tuple)
     if not is_list or not all(isinstance(path, str) and path for path in index):
         raise ConfigurationError(
-            f"index is {index!r}; expected False, None or a list of paths like ['text', 'tags[*]']"
+            f"the argument 'index' is {index!r}; expected False, None or a list of paths like "
+            "['text', 'tags[*]']"
         )
     return list(index)
 

@@ -78,20 +78,25 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     """
     if not isinstance(provenance, Provenance):
         raise ConfigurationError(
-            f"provenance is {provenance!r}; expected Provenance(thread_id=…, actor=…)"
+            f"the argument 'provenance' is {provenance!r}; expected an instance of Provenance, "
+            "like Provenance(thread_id=…, actor=…)"
         )
     fields = {name: getattr(provenance, name) for name in PROVENANCE}
     message_ids, position, sent_at = provenance.message_ids, provenance.position, provenance.at
     if not isinstance(message_ids, tuple | list):
-        raise ConfigurationError(f"provenance message_ids is {message_ids!r}; expected a tuple")
+        raise ConfigurationError(
+            f"the provenance's message_ids is {message_ids!r}; expected a tuple of message ids"
+        )
     if position is not None and (type(position) is not int or abs(position) > 1 << 62):
-        raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
+        raise ConfigurationError(
+            f"the provenance's position is {position!r}; expected an integer, or None"
+        )
     for name in ("thread_id", "checkpoint_id", "actor", "trust", "author", "message_ids"):
         for text in message_ids if name == "message_ids" else (fields[name],):
             if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
                 verb = "contains" if name == "message_ids" else "is"
                 raise ConfigurationError(
-                    f"provenance {name} {verb} {text!r}; expected text in valid Unicode"
+                    f"the provenance's {name} {verb} {text!r}; expected valid Unicode text"
                 )
     fields["message_ids"] = list(message_ids) or None
     if sent_at is not None:

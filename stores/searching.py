@@ -113,7 +113,7 @@ def build_query(
         ConfigurationError: An argument is wrong.
     """
     if mode not in MODES:
-        raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
+        raise ConfigurationError(f"the argument 'mode' is {mode!r}; expected one of {MODES}")
     span = None if during is None else _check_period_and_convert_to_seconds(during)
     if min_score is not None:
         check_number(
@@ -126,7 +126,7 @@ def build_query(
     if text is None:
         return None
     if not isinstance(text, str):
-        raise ConfigurationError(f"query is {text!r}; expected text")
+        raise ConfigurationError(f"the argument 'query' is {text!r}; expected text")
     if not text.strip():
         return None
     words = text.encode("utf-8", "replace").decode()
@@ -143,8 +143,8 @@ def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
     start, end = map(to_microseconds, during)
     if start >= end:
         raise ConfigurationError(
-            f"during ends at {during[1]}, which is not after its start, {during[0]}; expected "
-            "the earlier datetime first"
+            f"the argument 'during' ends at {during[1]}, which is not after its start, "
+            f"{during[0]}; pass the earlier datetime first"
         )
     return start / 1e6, end / 1e6
 
@@ -152,7 +152,7 @@ def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
 def check_limit_and_offset(limit: Any, offset: Any) -> tuple[int, int]:
     """Validate the limit and offset of a search, and return them."""
     for name, number in (("limit", limit), ("offset", offset)):
-        check_number(name, number, "a whole number, zero or more", integer=True)
+        check_number(name, number, "an integer, zero or more", integer=True)
     return min(limit, _MAX_PAGE_ROWS), min(offset, _MAX_PAGE_ROWS)
 
 

@@ -690,7 +690,7 @@ class Store(BaseStore):
 
         Raises:
             InvalidNamespace: The prefix is not valid, or is empty.
-            ConfigurationError: A limit is not a whole number.
+            ConfigurationError: A limit is not an integer.
         """
         path = self._parts.resolve_prefix(prefix)
         if not path:

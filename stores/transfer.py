@@ -346,7 +346,7 @@ def _parse_version_number(line: Mapping[str, Any]) -> int | None:
     """
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
-        raise ValueError(f"version is {version!r}; expected 1 or more")
+        raise ValueError(f"the version is {version!r}; expected an integer, 1 or more")
     return version
 
 

@@ -53,7 +53,7 @@ _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": F
 _VALUE_KINDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "str": ("text", str),
     "bool": ("true or false", lambda text: _BOOLEANS[text.lower()]),
-    "int": (f"a whole number from 0 to {_MAX_NUMBER}", int),
+    "int": (f"an integer from 0 to {_MAX_NUMBER}", int),
     "float": (f"a number from 0 to {_MAX_NUMBER}", float),
 }
 

@@ -128,14 +128,14 @@ def test_invalid_limits_strategies_and_retention_rules_are_refused(
 ) -> None:
     put(saver, x=[1])
     for call, expected_message in (
-        (lambda: saver.threads(limit=0), "limit is 0"),
-        (lambda: saver.prune(["t"], strategy="some"), "strategy is 'some'"),
+        (lambda: saver.threads(limit=0), "'limit' is 0"),
+        (lambda: saver.prune(["t"], strategy="some"), "'strategy' is 'some'"),
         (lambda: saver.retain(Retention()), "rule is empty"),
-        (lambda: saver.retain(Retention(last=-1)), "last is -1"),
-        (lambda: saver.retain(Retention(days=-2)), "days is -2"),
+        (lambda: saver.retain(Retention(last=-1)), "last=-1"),
+        (lambda: saver.retain(Retention(days=-2)), "days=-2"),
         (lambda: saver.delete_thread(""), "thread_id is empty"),
-        (lambda: saver.history("t", ends=(0, -1)), r"ends is \(0, -1\)"),
-        (lambda: saver.history("t", ends="all"), "ends is"),  # type: ignore[arg-type]
+        (lambda: saver.history("t", ends=(0, -1)), r"'ends' is \(0, -1\)"),
+        (lambda: saver.history("t", ends="all"), "'ends' is"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigurationError, match=expected_message):
             call()

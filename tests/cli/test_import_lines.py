@@ -199,7 +199,7 @@ def test_time_of_message_is_read_from_any_known_field(
         ('{"role": "user", "content": 5}', "content is neither text nor a list of parts"),
         ('{"role": "user", "content": ["x", 5]}', "content is neither text nor a list of parts"),
         ('{"role": "tool", "content": "x"}', "malformed message (tool)"),
-        ('{"role": "function", "name": "f", "content": "x"}', "a function result without"),
+        ('{"role": "function", "name": "f", "content": "x"}', "the message is a function result"),
         ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
         (
             '{"thread_id": "t", "role": "user", "content": "other", "id": "u"}',

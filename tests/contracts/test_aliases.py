@@ -280,9 +280,9 @@ INVALID_ALIASES: dict[str, tuple[Any, str]] = {
     "cycle of two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a cycle"),
     "cycle through class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a cycle"),
     "missing module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
-    "missing class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
-    "target is function": ({("m", "A"): (HERE, "compile_graph")}, "there is no such class"),
-    "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "aliases maps m.A to two classes"),
+    "missing class": ({("m", "A"): (HERE, "NoSuchClass")}, "but this class does not exist"),
+    "target is function": ({("m", "A"): (HERE, "compile_graph")}, "but this class does not exist"),
+    "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "'aliases' maps m.A to two classes"),
     "unsupported class": (
         {("m", "A"): Path},
         "not a pydantic model, dataclass, enum or named tuple",
@@ -291,8 +291,8 @@ INVALID_ALIASES: dict[str, tuple[Any, str]] = {
     "name without module": ({"A": NewData}, "a name in aliases is 'A'; expected"),
     "class as name": ({OldData: NewData}, "a name in aliases is"),
     "target is number": ({("m", "A"): 5}, "a target in aliases is 5; expected"),
-    "number for dict": (5, "aliases is 5; expected a dict"),
-    "list without pairs": ([5], r"aliases contains 5; expected \(old"),
+    "number for dict": (5, "'aliases' is 5; expected a dict"),
+    "list without pairs": ([5], r"'aliases' contains 5; expected \(old"),
 }
 
 

@@ -256,25 +256,25 @@ class Count(int):
 
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "one type twice": (lambda: [SHEET, SHEET], "types registers the class"),
+    "one type twice": (lambda: [SHEET, SHEET], "'types' registers the class"),
     "one name twice": (
         lambda: [SHEET, dataclasses.replace(FRACTION, name=SHEET.stored_name)],
-        "types registers the class Fraction or the name .* twice",
+        "'types' registers the class Fraction or the name .* twice",
     ),
-    "no list": (lambda: SHEET, "types is .*; expected a list"),
-    "no StoredType": (lambda: [Sheet], "types contains .*; expected StoredType"),
+    "no list": (lambda: SHEET, "'types' is .*; expected a list"),
+    "no StoredType": (lambda: [Sheet], "'types' contains .*; expected instances of StoredType"),
     "a dataclass": (
         lambda: [StoredType(Point, str, Point)],
-        "can store values of Point without registration",
+        "the class Point does not need a StoredType",
     ),
     "a builtin": (
         lambda: [StoredType(str, str, str)],
-        "can store values of str without registration",
+        "the class str does not need a StoredType",
     ),
     "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "without registration"),
     "no class": (lambda: [StoredType("Sheet", str, str)], "expected a class"),  # type: ignore[arg-type]
     "no function": (lambda: [StoredType(Sheet, None, str)], "dump of the stored type Sheet"),  # type: ignore[arg-type]
-    "a bad name": (lambda: [dataclasses.replace(SHEET, name="Sheet")], "name is 'Sheet'"),
+    "a bad name": (lambda: [dataclasses.replace(SHEET, name="Sheet")], "'name' is 'Sheet'"),
 }
 
 

@@ -100,7 +100,7 @@ def test_cron_schedule_extracts_all_waiting_threads(background_runs: BackgroundR
         background.every("* * * * * *")
         wait_until(lambda: len(background.jobs("done")) == 2)
         background.every(None)
-        with pytest.raises(ConfigurationError, match="not a schedule: Invalid cron"):
+        with pytest.raises(ConfigurationError, match="not a valid schedule: Invalid cron"):
             background.every("at noon")
         with pytest.raises(ConfigurationError, match="Invalid timezone"):
             background.every("0 3 * * *", "Utopia/Nowhere")
@@ -157,8 +157,8 @@ def test_run_worker_ends_on_sigterm_and_restores_signal_handlers(
     ("options", "message"),
     [
         ({"workers": 0}, "workers is 0"),
-        ({"database": "mysql://host/db"}, "database is 'mysql://host/db'"),
-        ({"database": 7}, "database is 7"),
+        ({"database": "mysql://host/db"}, "'database' is 'mysql://host/db'"),
+        ({"database": 7}, "'database' is 7"),
     ],
 )
 def test_invalid_options_of_background_are_refused(
@@ -174,7 +174,7 @@ def test_unopenable_queue_database_raises_storage_unavailable(
     background_runs: BackgroundRuns, tmp_path: Path
 ) -> None:
     background = background_runs.make_background(database=tmp_path / "no" / "folder" / "jobs")
-    with pytest.raises(StorageUnavailable, match="the queue's database cannot be opened"):
+    with pytest.raises(StorageUnavailable, match="cannot open the queue's database"):
         background.jobs()
 
 

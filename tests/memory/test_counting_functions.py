@@ -336,7 +336,7 @@ def test_end_on_takes_types_and_classes(end_on: Any, last: str) -> None:
 )
 def test_invalid_start_on_is_refused(invalid_option: Any) -> None:
     """Providers need a list that begins with a question."""
-    with pytest.raises(ConfigurationError, match="start_on is"):
+    with pytest.raises(ConfigurationError, match="'start_on' is"):
         trim(max_tokens=5, start_on=invalid_option)
 
 
@@ -344,7 +344,7 @@ def test_invalid_start_on_is_refused(invalid_option: Any) -> None:
     "invalid_option", ["middle", 5, ["human", 5], str, "system", ["system", str]]
 )
 def test_invalid_end_on_is_refused(invalid_option: Any) -> None:
-    with pytest.raises(ConfigurationError, match="end_on is"):
+    with pytest.raises(ConfigurationError, match="'end_on' is"):
         trim(max_tokens=5, end_on=invalid_option)
 
 

@@ -107,7 +107,7 @@ def test_rollback_to_an_unknown_version_is_refused(store: SQLiteStore, version: 
     instructions.set("two")
 
     with pytest.raises(
-        ConfigurationError, match=r"version is .*; expected (one of '0', '1', '2'|a whole)"
+        ConfigurationError, match=r"version is .*; expected (one of '0', '1', '2'|an integer)"
     ):
         instructions.rollback(version)
     assert instructions.current().version == 2

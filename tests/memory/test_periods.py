@@ -78,7 +78,7 @@ def test_rest_search_ranks_by_period_and_refuses_reversed_period(tmp_path: Path)
     dates = {item["text"]: item["parts"]["date"] > 0 for item in result["memories"]}
     assert dates == {text: day == 14 for day, text in DAYS.items()}
     assert refused.status_code == 422
-    assert "during ends at" in refused.json()["detail"]
+    assert "'during' ends at" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,8 @@ REFUSED_PATCHES: dict[str, tuple[Any, str]] = {
         [make_op("test", "/seen", value=1)],
         "operation 1, test '/seen': it cannot be applied",
     ),
-    "the whole": ([make_op("replace", "", value={})], "the path of the whole document"),
-    "remove the whole": ([make_op("remove", "")], "the path of the whole document"),
+    "the whole": ([make_op("replace", "", value={})], "would change the whole document"),
+    "remove the whole": ([make_op("remove", "")], "would change the whole document"),
     "move the whole": (
         [{"op": "move", "from": "", "path": "/a"}],
         "Cannot move values into their own children",

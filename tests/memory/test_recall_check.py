@@ -98,8 +98,8 @@ def test_check_recall_works_with_langgraph_store() -> None:
 
 
 INVALID_QUESTIONS: list[tuple[Any, str]] = [
-    ([], "questions is empty"),
-    ({}, "questions is empty"),
+    ([], "'questions' is empty"),
+    ({}, "'questions' is empty"),
     (["Where?"], "questions\\[0\\] is 'Where\\?'"),
     ([("Where?",)], r"questions\[0\]"),
     ([(7, "home")], r"questions\[0\]"),

@@ -55,7 +55,7 @@ from tests.openai_server import Failure, Held
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
-        ([TOO_LONG], "no request is short enough", 1),
+        ([TOO_LONG], "the request cannot be made short enough", 1),
     ],
 )
 def test_failed_summary_removes_nothing_and_says_why(

@@ -273,9 +273,9 @@ def test_langgraph_store_keeps_author_in_value() -> None:
 def test_invalid_namespaces_or_both_options_are_refused() -> None:
     invalid_values: list[Any] = [TEAM, [], "teams"]
     for invalid_value in invalid_values:
-        with pytest.raises(ConfigurationError, match="namespaces is"):
+        with pytest.raises(ConfigurationError, match="'namespaces' is"):
             use_memories(namespaces=invalid_value)
-    with pytest.raises(ConfigurationError, match="namespaces is"):
+    with pytest.raises(ConfigurationError, match="'namespaces' is"):
         use_memories(namespace=("notes", "{user_id}"), namespaces=BOTH)
 
 

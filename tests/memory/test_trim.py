@@ -481,8 +481,8 @@ def test_trim_gives_same_result_sync_async_in_chain_and_as_node() -> None:
         ({"max_tokens": 0.5}, "the model is None"),
         ({"max_tokens": 0.5, "token_counter": len}, "expected a chat model, or the name"),
         ({"max_tokens": 5, "strategy": "middle"}, "strategy is 'middle'"),
-        ({"max_tokens": 5, "start_on": "ai"}, "start_on is 'ai'; expected one of 'human', None"),
-        ({"max_tokens": 5, "end_on": "system"}, "end_on is 'system'"),
+        ({"max_tokens": 5, "start_on": "ai"}, "'start_on' is 'ai'; expected one of 'human', None"),
+        ({"max_tokens": 5, "end_on": "system"}, "'end_on' is 'system'"),
         ({"max_tokens": 5, "messages_key": ""}, "messages_key is ''"),
     ],
 )

@@ -232,7 +232,7 @@ def test_turn_keys_are_deterministic_and_unique() -> None:
 
 @pytest.mark.parametrize("max_words", [0, "2"])
 def test_invalid_max_words_is_refused(max_words: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a whole number"):
+    with pytest.raises(ConfigurationError, match="expected an integer"):
         TurnExtractor(max_words=max_words)
 
 

@@ -334,7 +334,7 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     "no message": (make_patch_answer({**GHENT, "messages": []}), "does not cite a user message"),
     "the whole": (
         make_patch_answer(make_operation("replace", "", {"name": "A"})),
-        "the path of the whole document",
+        "would change the whole document",
     ),
     "an object with less": (
         make_patch_answer(make_operation("replace", "/home", {"city": "Ghent"})),
@@ -348,7 +348,7 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     "a card number": (
         make_patch_answer(make_operation("add", "/likes/-", "4111 1111 1111 1111")),
         "'/likes/0' cannot be stored: the text contains the number of a payment card "
-        "(check 'secrets'); leave this value out",
+        "(rejected by the check 'secrets'); leave this value out",
     ),
     "what a check refuses": (
         make_patch_answer(make_operation("add", "/likes/-", "beer")),
@@ -685,7 +685,7 @@ def test_update_gives_up_after_repeated_conflicts(
     ("options", "expected_message"),
     [
         ({"profile": Person}, "expected a Profile"),
-        ({"profile": []}, "expected at least one of .* profile="),
+        ({"profile": []}, "expected one or both of .* profile="),
         ({"model": RunnableLambda(str)}, "cannot return structured answers"),
         ({"model": None}, "model is None"),
         ({"prompt": " "}, "prompt is ' '"),

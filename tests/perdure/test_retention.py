@@ -442,7 +442,7 @@ def test_awaited_plan_equals_awaited_retention(
     ("values", "expected_error"),
     [
         ({"idle_days": -1}, "idle_days is -1; expected a number"),
-        ({"checkpoints_last": 1.5}, "checkpoints_last is 1.5; expected a whole number"),
+        ({"checkpoints_last": 1.5}, "checkpoints_last is 1.5; expected an integer"),
         ({"versions_last": True}, "versions_last is True"),
         ({"jobs_days": float("nan")}, "jobs_days is nan"),
         ({"turns": None}, "turns is None; expected true or false"),

@@ -134,7 +134,7 @@ def test_database_path_of_settings_file_is_relative_to_the_file(
         ("key = 3141592", "key in the settings file '.*perdure.toml' is int; expected text"),
         ("[retention]\nidle_days = '3'", "retention.idle_days in .* is '3'; expected a number"),
         ("[retention]\nturns = 1", "turns in .* is 1; expected true or false"),
-        ("[retention]\nversions_last = -1", "is -1; expected a whole number from 0"),
+        ("[retention]\nversions_last = -1", "is -1; expected an integer from 0"),
         ("[retention]\nhistory = false", "no rule for checkpoints is set"),
         ("[worker]\ndelay_s = inf", "delay_s in .* is inf; expected a number"),
         ("user = ", "the settings file '.*perdure.toml' cannot be read"),
@@ -155,7 +155,7 @@ def test_invalid_settings_file_is_refused_with_name_and_expectation(
     ("name", "value", "expected_error"),
     [
         ("RETENTION_IDLE_DAYS", "soon", "PERDURE_RETENTION_IDLE_DAYS is 'soon'; expected a number"),
-        ("RETENTION_VERSIONS_LAST", "1.5", "is '1.5'; expected a whole number"),
+        ("RETENTION_VERSIONS_LAST", "1.5", "is '1.5'; expected an integer"),
         ("RETENTION_TURNS", "maybe", "is 'maybe'; expected true or false"),
         ("CONFIG", "nowhere.toml", "PERDURE_CONFIG is 'nowhere.toml', which does not exist"),
     ],

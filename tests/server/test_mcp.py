@@ -169,7 +169,7 @@ async def check_every_tool(client: Client) -> None:
     assert "ann drinks" in join_texts(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
-    assert "limit is 100000; expected a whole number from 1 to 100" in join_texts(wrong)
+    assert "limit is 100000; expected an integer from 1 to 100" in join_texts(wrong)
 
 
 async def check_corrections(client: Client) -> None:

@@ -140,5 +140,5 @@ def test_graphs_accept_type_options_as_objects() -> None:
     """A program that creates the application itself passes the options as objects."""
     types = [StoredType(complex, str, complex)]
     assert Graphs({}, {"types": types}).saver_options == {"types": types}
-    with pytest.raises(ConfigurationError, match=r"types registers the class .* twice"):
+    with pytest.raises(ConfigurationError, match=r"'types' registers the class .* twice"):
         Graphs({}, {"types": types * 2})

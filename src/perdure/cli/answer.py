@@ -122,7 +122,7 @@ def answer(
         str | None,
         typer.Argument(
             metavar="[VALUE]",
-            help="For edit, the new arguments as JSON; for reject and respond, a text.",
+            help="For edit, the new arguments as JSON; for reject and respond, text.",
         ),
     ] = None,
     json_text: Annotated[
@@ -133,7 +133,9 @@ def answer(
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="The question's number, if several are open."),
+        typer.Option(
+            min=1, metavar="N", help="The question's number, if several questions are open."
+        ),
     ] = None,
     graphs: Annotated[
         str | None,
@@ -141,11 +143,13 @@ def answer(
     ] = None,
     graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Run this graph instead of the thread's last one."),
+        typer.Option(
+            metavar="NAME", help="Resume with this graph, not the one that started the run."
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Resume on this server, with the key in PERDURE_API_KEY."),
+        typer.Option(metavar="URL", help="Resume on this server. PERDURE_API_KEY is the API key."),
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,

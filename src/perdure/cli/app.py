@@ -203,7 +203,7 @@ OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="Whether threads belong to people or to organisations.",
+        help="The owners of threads: people or organisations.",
     ),
 ]
 DryRunOption = Annotated[

@@ -247,12 +247,12 @@ def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
 
 
 def _describe_type(schema: Schema) -> str:
-    """Describe the values that a schema accepts, for example `a whole number from 1 to 100`."""
+    """Describe the values that a schema accepts, for example `an integer from 1 to 100`."""
     value_schema, is_nullable = _split_nullable(schema)
     if value_schema["type"] == "string":
         expected = "a text"
     else:
-        noun = "a whole number" if value_schema["type"] == "integer" else "a number"
+        noun = "an integer" if value_schema["type"] == "integer" else "a number"
         expected = f"{noun} from {value_schema['minimum']} to {value_schema['maximum']}"
     return f"{expected}, or null" if is_nullable else expected
 
@@ -282,7 +282,7 @@ def _convert_to_float(value: Any) -> float | None:
 
 
 def _convert_whole_number_to_int(value: Any) -> int | None:
-    """Convert a whole number to an int.
+    """Convert an integral value to an int.
 
     `value` may be an int, a float such as `5.0`, or a string. Return None if the value is not a
     whole number.

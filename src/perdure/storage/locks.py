@@ -450,7 +450,8 @@ class NamedLock:
         is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
         if timeout_s is not None and not (is_number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
             raise ConfigurationError(
-                f"timeout_s is {timeout_s!r}; expected a number of seconds, 0 or more, or None"
+                f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds, 0 or "
+                "more, or None"
             )
         self._locks, self._aconnect = locks, aconnect
         self._arguments = name, timeout_s

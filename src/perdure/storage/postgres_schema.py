@@ -189,7 +189,9 @@ def check_tenant_name(tenant: Any) -> str | None:
     """
     if tenant is None or (isinstance(tenant, str) and tenant and "\0" not in tenant):
         return tenant
-    raise ConfigurationError(f"tenant is {tenant!r:.80}; expected the name of a tenant, or None")
+    raise ConfigurationError(
+        f"the argument 'tenant' is {tenant!r:.80}; expected the name of a tenant, or None"
+    )
 
 
 def _check_schema_and_role_fit_tenant(

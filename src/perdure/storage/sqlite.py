@@ -267,7 +267,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     ) -> None:
         read_only = True if untrusted else read_only
         if synchronous not in get_args(Synchronous):
-            raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
+            raise ConfigurationError(
+                f"the argument 'synchronous' is {synchronous!r}; expected 'full' or 'normal'"
+            )
         text = check_database_path_and_convert_to_text(path, read_only)
         connector = Connector(text, synchronous, read_only, timeout_s, factory)
         if schema is None:
