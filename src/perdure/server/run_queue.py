@@ -134,7 +134,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
-        """Hold this process's liveness lock, and sweep the database rows of runs periodically."""
+        """Hold this process's liveness lock, and periodically check the stored runs for work."""
         while True:
             owner = str(uuid4())
             try:

@@ -144,7 +144,7 @@ class CheckpointRef(BaseModel):
 
 
 class Configurable(CheckpointRef):
-    """The `configurable` of a config: a checkpoint reference and other fields for the graph."""
+    """A config's `configurable` dict: a checkpoint reference and other fields for the graph."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -220,7 +220,7 @@ class RunRequest(WithoutNulls):
             self.input = None
 
     def validate_metadata_of_run_checkpoints(self) -> None:
-        """Check the metadata that will be stored with the run's checkpoints.
+        """Validate the metadata that will be stored with the run's checkpoints.
 
         Raises:
             ConfigurationError: See `validate_metadata`.
@@ -238,7 +238,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def input_values(self) -> list[Any]:
-        """Return the values that the client sends to the graph."""
+        """Return the client's values that the graph receives as input or in a command."""
         if self.command is None:
             return [self.input]
         targets = [target.input for target in self.command.goto if not isinstance(target, str)]

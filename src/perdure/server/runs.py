@@ -143,7 +143,7 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether `runs` manages the database that is currently open for the tenant."""
+        """Return whether the database that `runs` manages is still open for the tenant."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
@@ -168,10 +168,11 @@ class Runs:
     def get_or_create_event_log(
         self, tenant: str | None, thread_id: str, thread_key: int, user: str = ""
     ) -> EventLog:
-        """Return a thread's event log, which is created if it does not exist.
+        """Return a thread's event log, creating it if it does not exist.
 
         If the event log of a deleted thread with the same id still exists, it is closed and
-        replaced. If a new log is created, the memory that its events use is charged to `user`.
+        replaced. If a new log is created, the size of its events counts towards the memory limit of
+        `user`.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread_key != thread_key:
@@ -230,10 +231,11 @@ class Runs:
         *,
         is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events of a log that the reader may read; see `StoredEvents.iter_events_after`.
+        """Yield the events in a log that `identity` is permitted to read.
 
-        Events that may contain memories of another person are left out; see `may_read_event`. The
-        event stream ends if messages are erased from the thread.
+        See `StoredEvents.iter_events_after`. Events that may contain memories of another person are
+        left out; see `may_read_event`. The event stream ends if messages are erased from the
+        thread.
 
         Args:
             identity: The reader.
@@ -399,7 +401,7 @@ class Runs:
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Remove the runs and events of a deleted thread from memory.
 
-        A new thread may get the id of the deleted thread.
+        A new thread may reuse the id of the deleted thread.
         """
         runs = self._by_tenant.get(tenant)
         runs_by_id = runs.runs_by_id if runs is not None else {}
@@ -427,8 +429,8 @@ class Runs:
     ) -> Run:
         """Store a new run and start it.
 
-        Callers of this method must already have checked that the user who made the request `call`
-        has access to the thread.
+        This method does not check permissions. Callers must first check that the user has access to
+        the thread.
 
         A delayed run is only stored. The run's asyncio task is created when the run is due.
 
@@ -480,7 +482,8 @@ class Runs:
         user_ref = identity.tenant, identity.user
         run_options = temporary, protocol, recorded, identity.raw_user
         run = Run(row._replace(request=None), *user_ref, request, *run_options)
-        # Register the run before a concurrent sweep can read its row.
+        # Register the run before storing its row, because otherwise a concurrent sweep could read
+        # the row and load the run a second time.
         runs.runs_by_id[run.run_id] = run
         try:
             cancel_action = None if not_before else CANCEL_ACTIONS.get(strategy)
@@ -606,8 +609,8 @@ class Runs:
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
-            # If `release_runs` fails, ignore the error. Other servers take over the runs of this
-            # process as soon as this process has released its liveness lock.
+            # Ignore an error in `release_runs`, because other servers take over this process's runs
+            # anyway as soon as this process has released its liveness lock.
             with contextlib.suppress(PerdureError):
                 if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)

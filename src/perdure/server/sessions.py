@@ -30,8 +30,9 @@ _MAX_KEY_CHARS: Final = 16_000  # Maximum number of characters in a key or token
 class Sessions:
     """The browser sessions of a server.
 
-    A session stores only the key or token of its user. Each request in a session is authenticated
-    again with the stored key or token, so a session ends when its key is revoked.
+    A session stores only its user's API key or token, and its expiry time. Each request in a
+    session is authenticated again with the stored key or token, so a session ends when its key is
+    revoked.
 
     Args:
         keys: The mapping from session ids to the key and the expiry time of each session. It may be
@@ -148,7 +149,7 @@ def _restrict_to_pages(path: str) -> str:
 
 
 def _build_credential_headers(key_or_token: str) -> list[tuple[bytes, bytes]]:
-    """Return both HTTP headers in which an API key or a token may be sent.
+    """Return both HTTP headers that can carry an API key or token, set to `key_or_token`.
 
     An authentication handler may read either `Authorization` or `X-API-Key`, so both headers are
     needed.

@@ -63,7 +63,7 @@ def is_team_namespace(namespace: Sequence[str]) -> bool:
 
 
 def build_team_keyword_argument(team: str | None) -> dict[str, Any]:
-    """Return the `namespace` of a team's memory as a dict of keyword arguments.
+    """Return the keyword argument `namespace` that selects a team's memory, as a dict.
 
     If `team` is None, the dict is empty.
     """
@@ -86,8 +86,8 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
     """Raise an error if a user who is not a member of a team accesses the team's memory.
 
-    Listing the namespaces under `("teams",)` is allowed. The list shows only namespaces for which
-    `may_see_namespace` returns True.
+    This check allows every user to list the namespaces under `("teams",)`. The list shows only
+    namespaces for which `may_see_namespace` returns True.
 
     Args:
         identity: The user.
@@ -109,7 +109,9 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
 
 
 def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
-    """Reject a run whose config or context names a team to which the person does not belong.
+    """Reject a run that names a team to which `identity.person` does not belong.
+
+    The config or the context of a run can name teams.
 
     Args:
         identity: The user who sends the run, with the person for whom the user acts.
@@ -146,9 +148,9 @@ class RunTeams:
     ) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses the memory of the teams to which both the person and the caller belong. If the
-        caller is allowed to act on behalf of the person, the run uses the memory of all of the
-        person's teams.
+        A run uses a team's memory only if both the caller and the person whose memories the run
+        uses are members of the team. A caller who is allowed to act on behalf of other users does
+        not have to be a member.
 
         Args:
             tenant: The tenant of the run, or None.

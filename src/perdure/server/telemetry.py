@@ -91,7 +91,7 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls, *, metrics: bool = False) -> Telemetry | None:
-        """Create the telemetry according to `metrics` and OpenTelemetry's environment variables.
+        """Create a `Telemetry` from `metrics` and OpenTelemetry's environment variables.
 
         Args:
             metrics: Whether Prometheus may read the metrics.
@@ -147,7 +147,7 @@ class Telemetry:
 
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
-        """Measure the duration of an async operation, including the time spent waiting."""
+        """Measure the duration of an async operation, including the time while it is suspended."""
         with self._measure_operation(part, operation):
             yield
 
@@ -188,8 +188,7 @@ class Telemetry:
         """
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
-        # Record only the class of an error, because the message of an error may contain stored
-        # text.
+        # Record only an error's class, because error messages may contain stored text.
         without_message: Any = {"record_exception": False, "set_status_on_exception": False}
         with self._tracer.start_as_current_span(name, context, kind, **without_message) as span:
             try:
@@ -204,8 +203,8 @@ class Telemetry:
     async def render_metrics(self, database: OpenDatabase) -> bytes:
         """Return the metrics in Prometheus's text format.
 
-        Database sizes and extraction jobs are counted at most once a minute. If counting takes
-        longer than `_MAX_COUNT_WAIT_S` seconds, the previous values are returned.
+        Database sizes and job counts are refreshed at most once a minute. If a refresh takes longer
+        than `_MAX_COUNT_WAIT_S` seconds, the previous values are returned.
         """
         from prometheus_client import generate_latest
 

@@ -65,7 +65,7 @@ class ThreadFrames:
     async def iter_frames(
         self, modes: Collection[str], last_event_id: str
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of events after `last_event_id`, and of new events as they arrive.
+        """Yield the events after `last_event_id` as SSE frames, then new events as they arrive.
 
         Args:
             modes: The kinds of events that the reader wants.

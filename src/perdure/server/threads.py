@@ -1,11 +1,11 @@
-"""Read, create, change and delete threads for the server's API, with their client metadata.
+"""Read, create, change and delete threads and their client metadata, for the server's API.
 
 The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
 contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
-of its last run on this server. The latest checkpoint shows whether the thread is waiting for an
-answer, no matter which program stored the checkpoint. A new thread only reserves its id. The
-metadata that a client set for a new thread is ignored if another program stores the thread's first
-checkpoint.
+of its last run on this server. Whether the thread is waiting for an answer to an interrupt is
+determined from its latest checkpoint, no matter which program stored that checkpoint. A new thread
+only reserves its id. The metadata that a client set for a new thread is ignored if another program
+stores the thread's first checkpoint.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold a thread's lock while the `with` block changes the thread.
+        """Hold a thread's lock during the `with` block, so that the block can change the thread.
 
         Args:
             thread_id: The thread.
@@ -639,7 +639,7 @@ def already_exists_error(subject: str) -> VersionConflict:
 
 
 def _convert_filter_condition_to_name_and_value(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """Convert a filter condition to the metadata entry that a thread must contain to match."""
+    """Convert a filter condition to the metadata entry that a matching thread must contain."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -688,7 +688,7 @@ def _convert_row_to_api_thread(row: ListedThread) -> Thread:
         "created_at": row.created_at,
         "updated_at": row.updated_at,
         "metadata": row.metadata,
-        # `title` is an extension by perdure. Threads in langgraph's API have no such field.
+        # `title` is a perdure extension. Threads in LangGraph's API have no such field.
         "title": row.display_title,
         "status": "busy" if row.is_busy else status,
         "interrupts": {

@@ -93,10 +93,10 @@ def normalize_dsn(dsn: object) -> str:
 def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
     """Return the DSN parameter `host`, with all host names converted to ASCII.
 
-    Return an empty dict if all host names in the DSN are already ASCII. perdure encodes other host
-    names itself, because psycopg would use IDNA 2003, which can yield a different domain. If the
-    DSN has no parameter `host`, psycopg uses the environment variable `PGHOST`. The host names are
-    separated by commas.
+    Return an empty dict if all host names in the DSN are already ASCII. perdure converts non-ASCII
+    host names itself, because psycopg would convert them with IDNA 2003, which can yield a
+    different domain. If the DSN has no parameter `host`, psycopg uses the environment variable
+    `PGHOST`. The host names are separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -191,10 +191,10 @@ class FixedDsn(DsnSource):
         return self._address
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Do nothing, because no function is called to get a fixed DSN."""
+        """Do nothing, because getting a fixed DSN cannot fail or hang."""
 
     def close(self) -> None:
-        """Do nothing, because there are no pending attempts to get a fixed DSN."""
+        """Do nothing, because getting a fixed DSN never blocks, so there is nothing to stop."""
 
 
 class DsnFunction(DsnSource):
@@ -252,7 +252,7 @@ class DsnFunction(DsnSource):
         return self._address or parse_address(self.resolve_dsn(within_s))
 
     def _fetch_dsn_and_error_text(self, deadline: float) -> tuple[str, str]:
-        """Call the user's function, and return the pair `(normalized DSN, "")`.
+        """Call the user's function, and return `(normalized DSN, "")` on success.
 
         If the function returns no valid DSN, return the pair `("", problem)`, where `problem` is a
         description for an error message.
@@ -278,7 +278,7 @@ class DsnFunction(DsnSource):
             return "", f"returned {_describe_non_dsn_result(result)}"
 
     def _get_function_result_and_error_text(self) -> tuple[object, str]:
-        """Call the user's function, and return the pair `(result, "")`.
+        """Call the user's function, and return `(result, "")` on success.
 
         If the user's function raises an error, return the pair `(None, description of the error)`.
         """
@@ -350,7 +350,8 @@ def _build_label(function: object, argument: str) -> str:
 def _build_dsn_function_key(function: object) -> Hashable:
     """Return a hashable key for a DSN function. Equal functions have equal keys.
 
-    For example, each access to a bound method creates a new object, and these objects are equal.
+    For example, each access to a bound method creates a new object, but all of these objects are
+    equal.
     """
     try:
         hash(function)
@@ -360,7 +361,7 @@ def _build_dsn_function_key(function: object) -> Hashable:
 
 
 class _Identity:
-    """A hashable key for an unhashable object. Keys of different objects differ."""
+    """A hashable wrapper for an unhashable object, compared by the object's identity."""
 
     def __init__(self, instance: object) -> None:
         # Keep a reference to the function, so that its `id()` cannot be reused for another object.

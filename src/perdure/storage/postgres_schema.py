@@ -1,6 +1,6 @@
 """Create a component's tables in Postgres, with row-level security if there are tenants.
 
-With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
+If there are tenants, each table has the column `tenant`, which comes first in all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
 the transaction has set. A transaction that has not set a tenant sees no rows in these tables. The
 same SQL statements work for tables with and without the column `tenant`, except statements that

@@ -1,4 +1,8 @@
-"""Execute the requests that a flow yields, in one Postgres transaction."""
+"""Run a flow's requests in one Postgres transaction.
+
+A flow is a generator that yields SQL statements and receives their rows; see
+`perdure.storage.flow`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,10 @@ _SETTLED_S: Final = 30.0
 
 
 class Transaction:
-    """Executes the requests of one flow in a transaction that ends with the `with` block.
+    """A context manager that executes a flow's requests in one Postgres transaction.
+
+    At the end of the `with` block, a transaction that is still open is committed, or rolled back if
+    there was an error.
 
     Args:
         server: The server to which the connection leads.
@@ -64,7 +71,10 @@ class Transaction:
         self._transaction_number: str | None = None
 
     def execute(self, request: Request) -> Any:
-        """Execute a request and return its rows. COMMIT is sent with the last request of a flow."""
+        """Execute a request and return its rows.
+
+        COMMIT is sent together with the last request of a flow.
+        """
         statements = request if isinstance(request, list) else [request]
         try:
             rows = self._send_statements(
@@ -162,5 +172,6 @@ class Transaction:
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
             )
         except errors.InvalidParameterValue:
-            # The server has not assigned this transaction ID yet, so the transaction was lost.
+            # The transaction ID is higher than any that the server has assigned, so the server lost
+            # the transaction when it crashed or failed over.
             return "aborted"
