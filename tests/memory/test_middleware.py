@@ -289,7 +289,7 @@ def test_middleware_without_parts_names_expected_parts() -> None:
 
 def test_middleware_refuses_values_that_are_no_nodes() -> None:
     for nodes in ((), (print,)):
-        with pytest.raises(ConfigurationError, match="parts?,? such as"):
+        with pytest.raises(ConfigurationError, match=r"parts?,? such as"):
             MemoryMiddleware(*nodes)
 
 

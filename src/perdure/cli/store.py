@@ -322,7 +322,7 @@ def forget(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Permanently erase items and the messages that they were extracted from.
+    """Permanently erase items, and the messages they came from.
 
     All versions of the items are erased. The messages that are listed in an item's provenance are
     also erased if they are in the same database.
@@ -357,7 +357,7 @@ def _describe_receipt(receipt: Receipt) -> str:
 
 @store.command()
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Recompute the vectors that were computed with a different embedding model.
+    """Recompute the vectors that another embedding model computed.
 
     Vectors are computed by the embedder configured in langgraph.json or, if there is none, by
     perdure's offline model. If the command is interrupted, run the command again to continue.
