@@ -54,8 +54,8 @@ USER_WORD: Final = "user"
 # Minimum fraction of a namespace's rows that must contain a word for a search to treat the word as
 # a possible name of the person whom the rows are about.
 MIN_NAME_SHARE: Final = 0.3
-# Maximum number of rows in a namespace. In larger namespaces, searches do not try to find the name
-# of the person whom the rows are about.
+# Maximum number of rows in a namespace for which a search tries to find the name of the person whom
+# the rows are about.
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
 # maximum number of query words to correct; correcting one word takes about 1 ms
@@ -83,12 +83,12 @@ class QueryTerms(NamedTuple):
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model that computed the vector
-    # Whether to replace a query word that occurs in no row with the most similar word that does
-    # occur.
+    # Whether to correct query words that occur in no row, by replacing each of them with the most
+    # similar word that occurs in a row
     corrects_words: bool = True
-    # Whether the search must identify the person whom a namespace's rows are about. If so, it looks
-    # up the namespace's frequent words in addition to the query's words, because one of the
-    # frequent words may be the person's name.
+    # Whether the search has to find out which person a namespace's rows are about. If so, the
+    # search also looks up the namespace's most frequent words, because one of them may be the
+    # person's name.
     is_personal: bool = False
 
     def compute_cosines(
@@ -137,7 +137,7 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
-        """Return a copy of the pool in which equally named conversation threads share one number.
+        """Return a copy of the pool where conversation threads with the same name share a number.
 
         Args:
             thread_names: The name of each thread, by its number.
@@ -332,7 +332,8 @@ class Indexes:
     def _parse_store_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
-        If items have been erased since the last call, their data is first dropped from memory.
+        If items have been erased since the last call, their data is also removed from the indexes
+        in memory.
         """
         erasures, embedded, closed, model = state_row
         state = _State(
@@ -390,7 +391,7 @@ class Indexes:
             return cached
 
     def _record_index_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
-        """Record the size of an index, and evict other indexes if the total exceeds the budget."""
+        """Record an index's size, and evict others if the total exceeds the memory budget."""
         with self._lock:
             if self._cached.get(key) is not cached:
                 return
@@ -433,8 +434,9 @@ class Indexes:
         """Load an index view of a namespace's replaced and deleted versions.
 
         The view comes from a separate index, which contains every replaced or deleted version that
-        searches in this process have loaded so far. The view carries no statistics about vector
-        separation, because they would depend on which versions earlier searches happened to load.
+        searches in this process have loaded so far. The view contains no samples for measuring how
+        well vectors separate related rows from random rows, because the samples would depend on
+        which versions earlier searches happened to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
@@ -581,7 +583,7 @@ class Indexes:
     def _add_missing_vectors_and_count_items(
         self, index: NamespaceIndex, model_number: int
     ) -> Flow[int]:
-        """Add vectors that were stored after their items, and return the number of these items."""
+        """Add stored vectors to items that were indexed without vectors, and count these items."""
         ids = index.list_item_ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
@@ -599,7 +601,7 @@ class Indexes:
     def _refresh_cached_expiry_times(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Refresh the expiry times of items that, according to the index, expire by `until`.
+        """Reload the expiry times of items whose cached expiry time is not later than `until`.
 
         An index caches each item's expiry time. An item's expiry time in the database may be later
         than the cached one, because reading the item can restart its time to live. If `until` is in
@@ -675,7 +677,7 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether the stored index is missing enough items to be worth saving again."""
+    """Return whether the stored index lacks so many items that it should be saved again."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 

@@ -1,7 +1,8 @@
 """Compute vectors for items that have none.
 
-An item has no vectors while it is being put, if its embedder failed, or after the embedding model
-was replaced. Until its vectors have been computed, an item can be found only by keyword search.
+An item has no usable vectors before a put stores it, if the embedder failed, or after the store's
+embedding model was replaced. Until its vectors have been computed, an item can be found only by
+keyword search.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class MissingEmbeddings:
     async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
         """Compute the vectors of new items.
 
-        If the embedder fails, the error message is stored in each put instead of the vectors.
+        If the embedder fails, the error message is recorded in each put, and no vectors are stored.
 
         Returns:
             The model of the vectors, or None if no vectors are stored.
@@ -107,11 +108,12 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), max_attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return the number of items that have no vectors from the recorded model."""
+        """Count the items without vectors from the embedding model recorded in the database."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
         # The database can contain outdated vectors only if the store saves vectors and previously
-        # used a different model. In all other cases, only pending items lack vectors.
+        # used a different model. Otherwise, the only items without vectors are those whose
+        # embedding is still pending.
         if (
             model is None
             or model.number < 2
@@ -162,8 +164,8 @@ class MissingEmbeddings:
                 await self._runner.run_write_flow(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # Raise the error if embedding has failed for two single rows and succeeded for
-                # none, because then the embedder itself is probably failing.
+                # If embedding has failed for two individual rows and has not succeeded for any row,
+                # raise the error, because the embedder itself is probably at fault.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -240,7 +242,7 @@ class MissingEmbeddings:
     ) -> int:
         """Drop stored vectors that were computed with earlier models.
 
-        No replacements are stored, because searches compute vectors with the current model on
+        New vectors are not stored, because searches compute vectors with the current model on
         demand.
         """
         dropped_count = 0

@@ -128,7 +128,7 @@ class LazyDatabase(ABC, Generic[S]):
 
     @abstractmethod
     def _open_file_or_server(self) -> S:
-        """Open a resource or share one that is open, and prepare the component's tables."""
+        """Open the resource or reuse an open one, and prepare the component's tables."""
 
     def _share_or_create_resource(self, key: Any, create: Callable[[], S]) -> S:
         """Return the open resource with the given key, or create it.
@@ -183,7 +183,7 @@ class LazyDatabase(ABC, Generic[S]):
         return self._resource.run_in_thread(work)
 
     def _call_after_connecting(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
-        """Return an awaitable that opens the database, then calls a function with the resource."""
+        """Return an awaitable that opens the database, then awaits `call(resource)`."""
 
         async def after_connecting() -> T:
             await self.aconnect()
@@ -193,7 +193,10 @@ class LazyDatabase(ABC, Generic[S]):
         return asyncio.ensure_future(after_connecting())
 
     def close(self) -> None:
-        """See `Database.close`. The last database to close shuts the shared resource down."""
+        """See `Database.close`.
+
+        The shared resource is shut down when the last database that uses it is closed.
+        """
         with self._resource_class.class_lock:
             self._closed = True
             resource, self._resource = self._resource, None
@@ -225,7 +228,7 @@ def _resume_work_in_parent_process() -> None:
 
 
 def _refuse_inherited_resources_in_child_process() -> None:
-    """Make inherited resources unusable in a forked process, and release the locks."""
+    """Mark the resources that a forked process inherited as closed, and release their locks."""
     inherited_resources.extend(_all_resources)
     for resource in _all_resources:
         resource.resume_after_fork()

@@ -46,7 +46,7 @@ _READING_THREADS: Final = 4
 _MAX_ASYNC_READS: Final = 4
 # Maximum number of seconds that a fork waits for reads to end
 _FORK_WAIT_S: Final = 2.0
-# Polling interval, in seconds, of a new read that waits for a fork to finish
+# Interval, in seconds, at which a new read checks whether a fork has finished
 _PAUSE_S: Final = 0.001
 # Number of rows that aiosqlite fetches at a time. The value has no effect, because perdure always
 # fetches all rows at once.
@@ -135,8 +135,8 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`.
 
-        For an in-memory database or an untrusted file, the blocking method `read` runs the flow in
-        a separate thread.
+        If the database is in memory or the file is untrusted, the flow is run by the blocking
+        method `read` in a separate thread.
         """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
@@ -199,10 +199,10 @@ def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process inherited from its parent process.
 
     A forked process calls this function before it opens a database file. SQLite assumes that a
-    process holds all file locks that were acquired through the process's connections. In a forked
-    process, however, the inherited connections hold no locks. If the inherited connections stayed
-    open, SQLite would not take locks for new connections, and other processes could delete the WAL
-    while the forked process was still using it. See
+    process still holds every file lock that was acquired through one of its connections. In a
+    forked process, however, the inherited connections hold no locks. If the inherited connections
+    stayed open, SQLite would not take locks for new connections, and other processes could delete
+    the WAL while the forked process was still using it. See
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
@@ -599,9 +599,9 @@ class AsyncReaders(_PausableReads):
     Each aiosqlite connection has its own thread, which delivers results to the event loop that
     awaits the statement. A connection's thread terminates with an error if it tries to deliver a
     result to a closed event loop. The caller's event loop may already be closed, for example after
-    a task was cancelled. For this reason, all statements are awaited in a separate event loop and
-    are never cancelled, and `close` waits for all reads to finish. All threads are daemon threads,
-    so that a process can exit without closing its database.
+    a task was cancelled. To keep the threads of the connections alive, all statements are awaited
+    in a separate event loop and are never cancelled, and `close` waits for all reads to finish. All
+    threads are daemon threads, so that a process can exit without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -640,7 +640,7 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read_during_block(self) -> AsyncIterator[None]:
-        """Wait for any fork in progress, then count a read as active during the `with` block.
+        """Wait until no fork is pending, then register a read for the duration of the `with` block.
 
         Waiting for a fork must not block the event loop, because reads in progress need the same
         event loop in order to finish.
@@ -656,7 +656,7 @@ class AsyncReaders(_PausableReads):
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
-        """Count a new read and return True, or return False while the process prepares to fork."""
+        """Register a new read and return True, or return False if the process is about to fork."""
         with self._changed:
             self._active_reads += not self._is_pausing
             return not self._is_pausing

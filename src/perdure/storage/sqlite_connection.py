@@ -165,7 +165,7 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    # The object that checks and limits reads if the file is untrusted, or None for a trusted file
+    # Checks an untrusted file and limits reads from it. None if the file is trusted
     guard: UntrustedFileGuard | None = None
 
     def with_guard(
@@ -346,7 +346,7 @@ class Connector:
         )
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
-        """Return True for a perdure database or False for an empty one, and reject all others.
+        """Return True for a perdure database and False for an empty database.
 
         Raises:
             NotADatabase: The database belongs to another application.
@@ -460,7 +460,8 @@ def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedReques
     # The first statement tried to insert a row whose key already exists.
     except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
-    # A statement without RETURNING has no rows, only the number of changed rows.
+    # A statement without a RETURNING clause returns no rows, only the number of rows that it
+    # changed.
     if not rows and cursor.rowcount < 1:
         raise GuardFailed
     for sql, params, execute_many in other_statements:
@@ -496,7 +497,7 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
 
 
 def check_path_can_be_database(path: str, read_only: bool) -> None:
-    """Raise an error if a path cannot be a database, before SQLite opens the file.
+    """Raise an error if a path cannot be used as a database. Called before SQLite opens it.
 
     Raises:
         ConfigurationError: The folder does not exist, or with `read_only` the file does not exist.

@@ -64,7 +64,7 @@ _VACUUM_PAGES: Final = 512
 
 
 class _WriteCountRequest(Promise[WriteCounts | None]):
-    """A coroutine's request to count the writes by others to a component's tables."""
+    """A coroutine's request for the counts that `count_writes_by_others` returns."""
 
     __slots__ = ("component", "own_writes")
 
@@ -90,7 +90,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # Whether a thread is using the connection for anything other than counting writes by others
+        # True while a thread uses the connection for anything except counting the writes by others
         self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -101,8 +101,8 @@ class SQLiteWriter:
         self._is_broken = False  # Whether the connection was closed after an error
         self._closed = False
         self._data_version = -1  # The last value of `PRAGMA data_version`
-        # Number of times that `PRAGMA data_version` has returned a new value, which it does after
-        # another connection has changed the database
+        # Number of times that a new value of `PRAGMA data_version` was seen. SQLite changes the
+        # value when another connection modifies the database.
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._write_count_requests: deque[_WriteCountRequest] = deque()
@@ -119,7 +119,7 @@ class SQLiteWriter:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The writing connection, which a forked process must close."""
+        """The writing connection. After a fork, the child process must close it."""
         return self._conn
 
     def _commit_jobs_until_stop_signal(self) -> None:
@@ -198,7 +198,7 @@ class SQLiteWriter:
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
         """Wait for jobs.
 
-        Return all queued jobs, and a flag that is False if the stop signal was received.
+        Return all queued jobs, and whether more jobs may follow (False after the stop signal).
         """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
@@ -274,17 +274,17 @@ class SQLiteWriter:
                 )
 
     def _answer_and_list_write_count_requests(self) -> list[_WriteCountRequest]:
-        """Take all write count requests from the queue, set their results, and return them.
+        """Take all write-count requests from the queue, set their results, and return the requests.
 
         Each request is removed from the queue before its result is set, because a coroutine that
-        stops waiting removes its own request concurrently. If the writes cannot be counted, the
+        stops waiting may concurrently remove its own request. If the writes cannot be counted, the
         error is ignored, and the result of the request is None.
         """
         requests: list[_WriteCountRequest] = []
         with suppress(IndexError):
             while True:
                 requests.append(self._write_count_requests.popleft())
-        # If the writes cannot be counted, the result of each unanswered request remains None.
+        # If counting the writes fails, the results of the remaining requests stay None.
         with suppress(Exception):
             if requests:
                 self._count_change_by_other_connection_if_any()
@@ -322,11 +322,11 @@ class SQLiteWriter:
     def _build_counts_of_writes_by_others(
         self, component: str, own_writes: OwnWrites
     ) -> WriteCounts:
-        """Return counts that change when anyone other than the owner of `own_writes` writes.
+        """Return two counts, to detect writes by anyone other than the owner of `own_writes`.
 
-        The first count is the number of changes made by other connections to the file. The second
-        count is the number of commits by this process for the component, excluding those by the
-        owner of `own_writes`.
+        The first count is incremented when another connection is found to have changed the file.
+        The second count is the number of writes to the component's tables that this process has
+        committed, excluding the writes of the owner of `own_writes`.
         """
         return self._foreign_changes, self._commit_counts[component] - own_writes.commit_count
 
@@ -354,8 +354,8 @@ class SQLiteWriter:
     ) -> WriteCounts | None:
         """See `Database.wait_and_count_writes_by_others`.
 
-        If the writing connection is in use, the coroutine queues a request to count the writes. The
-        thread that is using the connection sets the result of the request.
+        If the writing connection is in use, the coroutine queues a request. The thread that is
+        using the connection then counts the writes and sets the request's result.
         """
         request = _WriteCountRequest(component, own_writes)
         self._write_count_requests.append(request)
@@ -408,7 +408,10 @@ class SQLiteWriter:
 
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend the writing connection to the `with` block, for work that is not a job."""
+        """Give the `with` block exclusive use of the writing connection.
+
+        Use this method for work that is not submitted as a job.
+        """
         with self._hold_connection_lock(), convert_sqlite_errors(self._connector.path):
             try:
                 yield self._get_connection()
@@ -582,8 +585,8 @@ def _free_pages_and_check_if_more_remain(conn: sqlite3.Connection, max_pages: in
     The result is True if this call freed pages and the file still has free pages.
     """
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `Connection.execute` would stop after one page, whereas `executescript` frees all `pages`
-    # pages.
+    # `Connection.execute` would stop after one page, whereas `executescript` frees up to
+    # `max_pages` pages.
     conn.executescript(f"PRAGMA incremental_vacuum({max_pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

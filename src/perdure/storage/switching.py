@@ -16,8 +16,8 @@ from typing import Final
 # Thread switch interval in seconds while any thread is inside a `with` block of
 # `use_short_switch_interval`
 _SHORT_INTERVAL_S: Final = 0.0001
-# Contains one object for each `with` block of `use_short_switch_interval` that is currently active
-# in any OS thread
+# Set with one marker object for each `with` block of `use_short_switch_interval` that is currently
+# running, in any OS thread
 _running_blocks = set[object]()
 # Thread switch interval, in seconds, to restore when the last `with` block of
 # `use_short_switch_interval` ends, or None if there is nothing to restore

@@ -226,8 +226,7 @@ class Ticket:
     def is_abandoned(self) -> bool:
         """Whether the event loop that was waiting for the ticket has been closed.
 
-        No caller waits for an abandoned ticket any longer, so no caller will remove it from its
-        queues.
+        An abandoned ticket has no waiting caller left that would remove it from its queues.
         """
         return self.loop is not None and self.loop.is_closed()
 

@@ -1,6 +1,6 @@
 """Check untrusted SQLite files, such as imported ones, and limit the resources that reads use.
 
-The creator of an SQLite file controls what each table name in it refers to, and how its pages are
+Whoever created an SQLite file controls what each table name refers to and how the file's pages are
 linked. If the file defines a view with the same name as a table that perdure reads, reading the
 view may never end. If the pages of a table form a cycle, reading the table may never end. To
 prevent endless reads, perdure checks the SQL of the tables and the links between their pages before
@@ -27,10 +27,11 @@ IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
 # Number of SQLite virtual machine steps between two checks of a read's step limit
 _STEP_INTERVAL: Final = 100_000
-# Maximum number of virtual machine steps for reading the schema, enough for 20,000 schema objects
+# Maximum number of SQLite virtual machine steps for reading the schema, enough for 20,000 schema
+# objects
 _SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
-# Maximum number of SQLite virtual machine steps per read, before the allowance for the size of the
-# file (`_STEPS_PER_BYTE`) is added. SQLite executes this many steps in about one second.
+# Base step limit of a read, in SQLite virtual machine steps. `_STEPS_PER_BYTE` is added to it for
+# each byte of the file and its WAL. SQLite executes about 50 million steps per second.
 _BASE_STEPS: Final = 50_000_000
 # Number of additional virtual machine steps that a read may take per byte of the file and its WAL;
 # see `_BASE_STEPS`
@@ -53,8 +54,8 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# Keywords that are rejected in table definitions of other applications, because they may make
-# SQLite evaluate expressions or call functions
+# SQL keywords that are rejected in the definition of another application's table, because they may
+# make SQLite evaluate expressions or call functions
 _EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references"}
 
 
@@ -128,7 +129,7 @@ _TABLE_WITHOUT_HASHES: Final = read_tables(
 
 
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
-    """Return the given names that belong to a view or a virtual table."""
+    """Return the subset of the given names that refer to views or virtual tables."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
     return sorted({name for (name,) in conn.execute(sql)} & {*names})
 
@@ -327,8 +328,8 @@ class UntrustedFileGuard:
     ) -> None:
         """Check that each table has the expected SQL definition.
 
-        Each element of `tables` is a tuple `(name, type, sql)`. For the first connection to the
-        file, also check the pages and value sizes of each table.
+        Each element of `tables` is a tuple `(name, type, sql)`. On the first connection to the
+        file, also check each table's pages and value sizes.
         """
         for name, kind, sql in tables:
             _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
@@ -340,7 +341,10 @@ class UntrustedFileGuard:
     def _check_pages_of_table_are_used_once(
         self, conn: UntrustedConnection, table_name: str
     ) -> None:
-        """Check that the pages of a table form no cycle, because reading a cycle may never end."""
+        """Check that the pages of a table are undamaged and form no cycle.
+
+        If the pages form a cycle, reading the table may never end.
+        """
         for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
@@ -350,7 +354,7 @@ class UntrustedFileGuard:
                 )
 
     def _check_value_sizes_in_table(self, conn: UntrustedConnection, table_name: str) -> None:
-        """Check that no value in a table is too large, before reading any value."""
+        """Check that a table's values are within the size limit, before reading any of them."""
         columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table_name})")]
         larger = " OR ".join(f'length("{column}") > ?1' for column in columns if '"' not in column)
         if conn.execute(
