@@ -226,7 +226,8 @@ class StoredEvents:
         Args:
             log: The log of the run or of the thread.
             event_number: The number of the last event that the reader has received, or None.
-            check_access: Called now and then. It raises an error if the reader may no longer read.
+            check_access: Called periodically. It raises an error if the reader is no longer
+                permitted to read.
             thread_key: The key of the thread.
             seq_range: The first and the last `seq` of the runs whose events are read.
             account: The account of the reader.

@@ -102,13 +102,13 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """Manages, for one database, the runs that this process executes or whose events it reads.
+    """Manages the runs in one database that this process executes or whose events it reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and
             takes no runs.
-        runs_by_id: The runs that are live, and the last ones that ended.
-        erasures: The numbers of erasures from threads whose events are read.
+        runs_by_id: The live runs and the runs that ended most recently, keyed by run id.
+        erasures: The number of erasures in each thread whose events are read.
         ready: Set when the process has the lock, or cannot get one.
         task: The task that holds the lock and sweeps the rows.
         due_work: The task that starts crons and webhooks, or the last such task.

@@ -242,7 +242,8 @@ class Runs:
             thread_key: The key of the thread.
             log: The log of the run or of the thread.
             number: The number of the last event that the reader has received, or None.
-            check_access: Called now and then. It raises an error if the reader may no longer read.
+            check_access: Called periodically. It raises an error if the reader is no longer
+                permitted to read.
             seq_range: The first and the last `seq` of the runs whose events are read.
             is_new: Whether the request has just started the run of the log. The number of erasures
                 is then known from the start of the run.

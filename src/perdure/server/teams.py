@@ -49,8 +49,8 @@ def find_teams_of_user(access: Access, user: str, tenant: str | None) -> frozens
         tenant: The tenant of the user, or None.
 
     Returns:
-        The names of the teams. None if the server learns the teams of a user only from a request
-        of this user.
+        The names of the teams, or None if the server learns a user's teams only from that user's
+        requests.
     """
     find = getattr(access, "find_teams", None)
     teams: frozenset[str] | None = None if find is None else find(user, tenant)

@@ -164,7 +164,8 @@ class Telemetry:
         The measurement ends when the response is complete.
 
         Args:
-            headers: The headers of the request; its span continues a trace that they name.
+            headers: The request's headers. If they contain a trace context, the request's span
+                continues that trace.
             summary: The method of the request. Its route, status and duration are set by the end.
         """
         with self._start_span(summary.method, headers) as span:

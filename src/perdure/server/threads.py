@@ -434,7 +434,7 @@ class Threads:
         """Return whether a thread belongs to the given person or has no owner.
 
         If `find_person` finds no person, for example because no memories are extracted from the
-        thread, the `owner` in the thread's metadata identifies its owner.
+        thread, the thread belongs to the `owner` in its metadata.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
@@ -633,7 +633,7 @@ def _unknown_thread_error(thread_id: str) -> UnknownThread:
 
 
 def already_exists_error(subject: str) -> VersionConflict:
-    """Return the error for creating a thread or an assistant whose id is already in use."""
+    """Build the error that is raised if the id of a new thread or assistant is already in use."""
     message = f"{subject} exists already; choose another id, or pass if_exists='do_nothing'"
     return VersionConflict(message)
 

@@ -46,10 +46,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
 _NOT_IN_A_DSN: Final = frozenset(
     {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-# Maximum number of concurrent calls of one DSN function. A call that hangs occupies an OS thread.
+# Maximum number of concurrent calls of one DSN function. The number is limited because each call
+# that hangs keeps an OS thread occupied.
 _MAX_CALLS: Final = 4
-# Polling interval, in seconds, at which callers that wait for a DSN check whether the source was
-# closed
+# Interval, in seconds, at which a caller that waits for a DSN checks whether the source was closed
 _POLL_S: Final = 0.1
 
 
@@ -330,7 +330,7 @@ def _describe_non_dsn_result(result: object) -> str:
 
     The description does not contain the value, because the value may contain a password.
 
-    A result that is a coroutine is closed.
+    If the result is a coroutine, it is closed.
     """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):

@@ -25,7 +25,8 @@ from psycopg.types.string import BytesBinaryDumper
 
 from perdure.storage.flow import Row, Statement, TextOrBytes
 
-# Maximum number of prepared statements per connection. Further statements are sent as text.
+# Maximum number of prepared statements per connection. Further statements are executed without
+# being prepared.
 _MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
