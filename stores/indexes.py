@@ -51,8 +51,8 @@ from perdure.stores.vectors import Floats, Model
 
 # the word that extracted facts use to refer to the person, as in "The user likes figs"
 USER_WORD: Final = "user"
-# Minimum fraction of a namespace's rows that must contain a word for a search to treat the word as
-# a possible name of the person whom the rows are about.
+# Minimum fraction of a namespace's rows in which a word must occur to be considered a possible name
+# of the person whom the rows are about
 MIN_NAME_SHARE: Final = 0.3
 # Maximum number of rows in a namespace for which a search tries to find the name of the person whom
 # the rows are about.
@@ -733,7 +733,7 @@ def _find_rows_of_most_similar_words(
 def _merge_word_hits_of_namespaces(
     row_counts_and_word_hits: Sequence[tuple[int, dict[str, WordHits]]],
 ) -> dict[str, WordHits]:
-    """Merge the dicts that map words to rows, one dict per namespace, into a single dict.
+    """Merge the word-to-rows dicts of several namespaces into a single dict.
 
     Row numbers start at 0 in each namespace. In the merged dict, the rows of all namespaces are
     numbered consecutively, so that each row number is unique.

@@ -84,7 +84,7 @@ class MissingEmbeddings:
     # -- missing vectors
 
     def read_pending(self, prefix: bytes) -> Flow[list[PendingEmbedding]]:
-        """Return the items under a prefix that still lack vectors because embedding failed."""
+        """Return all items under a prefix whose embedding failed and has not succeeded since."""
         rows = yield from self._read_rows_without_vectors(prefix, 0, NO_LIMIT)
         root, records = len(self._parts.root), self._parts.records
         return [
@@ -125,7 +125,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_missing(self, prefix: bytes) -> int:
-        """Embed the items under a prefix that lack vectors, and return how many were embedded."""
+        """Embed all items without vectors under a prefix, and return how many were embedded."""
         total = since = 0
         while rows := (
             await self._runner.run_read_flow(

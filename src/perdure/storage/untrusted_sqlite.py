@@ -1,4 +1,4 @@
-"""Check untrusted SQLite files, such as imported ones, and limit the resources that reads use.
+"""Check untrusted SQLite files, such as imported ones, and limit the resources used to read them.
 
 Whoever created an SQLite file controls what each table name refers to and how the file's pages are
 linked. If the file defines a view with the same name as a table that perdure reads, reading the
