@@ -170,7 +170,7 @@ def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any
 async def _build_run_request_from_interrupt_answers(
     call: Call, runs: Runs, thread_id: str, answer_params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a run request that resumes a thread with the answers to its interrupts.
+    """Return the run request fields that resume a thread with answers to its interrupts.
 
     The run uses the same assistant as the thread's last run.
     """
@@ -188,8 +188,8 @@ async def _build_run_request_from_interrupt_answers(
 async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Check that the caller is permitted to read the thread, and return the thread's event log.
 
-    The log is closed when the thread is deleted. If a thread is created with the id of a deleted
-    thread, it gets a new log.
+    The log is closed when the thread is deleted. A thread that is created with the id of a deleted
+    thread gets a new event log.
     """
     await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -200,10 +200,10 @@ async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> Ev
 async def _iter_sse_frames_of_subscription(
     call: Call, runs: Runs, feed: EventLog, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a client's subscribed events as server-sent event frames.
+    """Yield the events that a client has subscribed to, as server-sent event frames.
 
-    The stream ends without an error event if the client reads too slowly or is no longer allowed to
-    read the thread. The client may connect again.
+    If the client reads too slowly or loses access to the thread, the stream ends without an error
+    event. The client may connect again.
     """
     with suppress(LookupError, Refused):
         async for entries in _iter_subscribed_events(call, runs, feed, request, subscription):
@@ -220,9 +220,9 @@ async def _iter_subscribed_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    The `since` field of a subscription is the sequence number after which events are sent. Once a
-    client without `since` has received the last event of a finished run, later clients without
-    `since` do not receive that run's events.
+    If a subscription has `since`, only events with a sequence number greater than `since` are sent.
+    Once a client that subscribed without `since` has received the last event of a finished run,
+    clients that subscribe later without `since` no longer receive that run's events.
     """
     since = (
         subscription.since
@@ -273,7 +273,7 @@ class ThreadSocket:
             await self._close_with_error(errors.exceptions[0])
 
     async def _receive_message(self) -> str | bytes:
-        """Receive a message, and check its size, the rate limit and the client's authentication."""
+        """Receive a message, enforce size and rate limits, and check the client's credentials."""
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"])
@@ -338,7 +338,8 @@ class ThreadSocket:
         async for entries in _iter_subscribed_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "json_bytes"))
-        # The loop over the thread's events ends only when the thread is deleted.
+        # The loop over the thread's events ends only if the thread is deleted, so close the
+        # websocket.
         await self._websocket.close()
 
     async def _send_bytes(self, data: bytes) -> None:
@@ -348,8 +349,8 @@ class ThreadSocket:
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with the code 4000 plus the HTTP status.
 
-        The HTTP status is added to the close code, because a browser script can read only the close
-        code of a websocket.
+        The close code includes the HTTP status, because the close code is the only status that a
+        browser script can read from a websocket.
         """
         code = 4000 + error.status if isinstance(error, Refused) else _TRY_AGAIN_LATER
         with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
@@ -384,7 +385,8 @@ class ThreadEvents:
         self._feed.charge_memory_to_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.increment_writer_count()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        # Maps the id of each chat model run to the id of the message that the run generates.
+        # Maps LangChain's run id of each chat model call to the id of the message that the call
+        # generates.
         self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
@@ -434,7 +436,7 @@ class ThreadEvents:
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    # Skip the complete messages that a node returns, because `values` events
+                    # Skip complete messages from a node's return value, because `values` events
                     # already contain them.
                     return
                 model_run = str(metadata.get("run_id"))
@@ -452,7 +454,7 @@ class ThreadEvents:
         self._append_event(method, namespace, data)
 
     def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return an event for each open interrupt of the run, and an event for the run's outcome.
+        """Return the events for the run's open interrupts, followed by an event for its outcome.
 
         This method implements `Player.build_run_end_events`.
         """

@@ -34,9 +34,9 @@ that yields a graph.
 # Name that LangGraph assigns to graphs that are compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# The two member classes of the union `ServerRuntime`. A graph factory receives an instance of the
-# first class when a graph is opened for a run, and of the second when a graph is opened for
-# reading.
+# The two classes in the union type `ServerRuntime`. A graph factory receives an instance of the
+# first class when a graph is opened for a run, and an instance of the second class when a graph is
+# opened for reading.
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
@@ -107,8 +107,8 @@ class Graphs:
     ) -> AsyncIterator[Graph]:
         """Yield a graph that uses the given checkpointer and store.
 
-        If the graph is created by a factory, the factory is called with `config` and with a runtime
-        object that holds `access`, `user`, `store` and, for a run, `context`.
+        A graph factory is called with `config` and with a runtime object that holds `access`,
+        `user`, `store` and, for a run, `context`.
 
         Args:
             name: The name of the graph.
@@ -171,9 +171,9 @@ def default_assistant_id(name: str) -> str:
 def _bind_graph_to_saver_and_store(
     graph: Any, name: str, saver: Checkpointer, store: WholeStore
 ) -> Graph:
-    """Return a copy of the graph with the given checkpointer and store, and with a name.
+    """Return a copy of the graph that uses the given checkpointer and store.
 
-    A graph without a name receives the name under which it is served.
+    If the graph has no name, the copy receives the name under which the graph is served.
     """
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
@@ -186,7 +186,7 @@ def _bind_graph_to_saver_and_store(
 
 
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
-    """Call a graph factory with the arguments that it declares.
+    """Call a graph factory, passing only the arguments that its signature accepts.
 
     A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`.
     """

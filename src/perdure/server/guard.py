@@ -1,6 +1,6 @@
 """Check requests, enforce limits, and write the request log and the audit log.
 
-The log record of a request contains no content and no ids.
+The request log contains neither the content of requests nor the ids in their paths.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXPOSED_HEADERS: Final = (
 """The headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES_PREFIX: Final = "/ui/"
-# Maximum length of a logged path, in characters. A path is logged only if it matches no route.
+# Maximum length of a logged path, in characters. Only paths that match no route are logged.
 _MAX_LOGGED_PATH: Final = 200
 # Matches a URL path segment that may be an API key or an id.
 _SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
@@ -93,8 +93,8 @@ class Guard:
     """ASGI middleware that checks requests and enforces limits before the application is called.
 
     The guard rejects requests for unknown host names, cross-site requests, and HTML forms that
-    imitate JSON requests. The guard forwards each part of a reply immediately, so that events are
-    streamed without delay. A `Guard` object reads its settings from the `state` of the FastAPI
+    imitate JSON requests. The guard forwards each part of a response immediately, so that event
+    streams are not delayed. A `Guard` object reads its settings from the `state` of the FastAPI
     application.
     """
 
@@ -120,7 +120,7 @@ class Guard:
         answered = False
 
         async def send_reply(message: Message) -> None:
-            """Forward an ASGI message of the reply, and record its status and size for the log."""
+            """Forward a response message, and record the response's status and size for the log."""
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
@@ -197,7 +197,7 @@ def _redact_request_path(scope: Scope) -> str:
 
 
 async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int) -> None:
-    """Record a request in the audit log if its action is an audited change.
+    """Record a request in the audit log if the request's action must be audited.
 
     Refused requests are recorded, too.
     """
@@ -267,9 +267,10 @@ def _refuse_unknown_host(host: str, allowed_hosts: Collection[str] | None) -> No
 def _wrap_receive_with_identification_and_timeout(
     scope: Scope, receive: Receive, timeout_s: float
 ) -> Receive:
-    """Return a wrapper around `receive` that identifies the user before it reads the body.
+    """Wrap `receive` so that the user is identified before the request body is read.
 
-    Each part of the body must arrive within `timeout_s` seconds.
+    If the next part of the request body does not arrive within `timeout_s` seconds, the request
+    fails with the status 408.
     """
     has_started = is_complete = False
 
@@ -315,8 +316,8 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
 
     A request is refused if the browser sent it on behalf of a page from another site. A request
     with neither a Sec-Fetch-Site nor an Origin header is assumed not to come from a browser. A
-    request with a session cookie always comes from a browser. A request with a session cookie is
-    refused if it has neither a Sec-Fetch-Site nor an Origin header.
+    request with a session cookie always comes from a browser, so it is refused if it has neither a
+    Sec-Fetch-Site nor an Origin header.
 
     These rules follow `http.CrossOriginProtection` in Go's standard library, and the section "Fetch
     Metadata headers" of the OWASP cheat sheet on cross-site request forgery.
@@ -358,7 +359,7 @@ def _refuse_body_that_is_not_json(path: str, headers: Headers) -> None:
     """Refuse an API request with a body whose content type is not JSON.
 
     An HTML form on another site can send other content types, but not `application/json`. Requests
-    to pages may have any content type.
+    to the HTML pages under `/ui/` may have any content type.
     """
     length = headers.get("content-length", "0")
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -377,8 +378,8 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        # htmx would insert the reply into a part of the page, so send the header `HX-Redirect` to
-        # redirect the whole page instead.
+        # htmx would insert the response into a part of the current page. The header `HX-Redirect`
+        # makes htmx load the login page instead.
         is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)
@@ -427,13 +428,13 @@ def _build_error_content(
 
 
 def _describe_invalid_field(error: Mapping[str, Any]) -> str:
-    """Return an error message with an invalid field's name, its value and what was expected."""
+    """Describe an invalid field in an error message: its name, its value and what was expected."""
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        # For a `missing` error, the input is the entire object that lacks the field, so it is not
-        # quoted in the message.
+        # The input of a `missing` error is the entire object that lacks the field, so the message
+        # does not quote it.
         return f"{location} is missing"
     if error["type"] == "value_error":
         # Errors of the type `value_error` come from perdure's own validators, whose messages

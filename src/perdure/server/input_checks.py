@@ -1,7 +1,8 @@
 """Check the messages in a run's input or command before anything is stored.
 
-LangGraph stores an input or a command's update before it calls the channel's reducer. If the
-reducer rejects a stored update, it raises the same error again whenever the thread's state is read.
+LangGraph stores an input or a command's update before it passes the values to the channels'
+reducers. If a reducer rejects a stored update, it raises the same error again whenever the thread's
+state is read.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
 
     The result is a list of `(channel, value)` pairs.
 
-    If the returned list is empty, there is no need to load the graph or to call
-    `refuse_malformed_messages`. For channels other than `messages`, values in a run's input are
-    included only if they look like lists of messages.
+    If the returned list is empty, the caller need not load the graph or call
+    `refuse_malformed_messages`. A value in a run's input for a channel other than `messages` is
+    included only if it looks like a list of messages.
     """
     has_command = request.command is not None
     return [
@@ -45,7 +46,7 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
 
 
 def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]]) -> None:
-    """Raise InvalidUpdate if a value for a message channel is malformed.
+    """Raise InvalidUpdate if a message channel would receive a malformed value.
 
     Raises:
         InvalidUpdate: The reducer of a channel cannot apply a value, whatever the state is.
@@ -58,8 +59,8 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A user-defined reducer can raise any exception.
             # The reducer can fail here even for a valid message, because the update was applied to
-            # an empty copy of the channel. A message that tells the reducer to remove or keep
-            # existing messages finds none in this copy.
+            # an empty copy of the channel. For example, a message that tells the reducer to remove
+            # or keep existing messages can fail, because the copy contains no messages.
             keeps = _apply_update_to_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -75,10 +76,10 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
 
 
 def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, Any]]:
-    """Yield the channel name and the value of each update in a run request.
+    """Yield a `(channel, value)` pair for each channel that a run request updates.
 
     The updates are in the `update` field of the request's command. If the request has no command,
-    the updates are in the run's input.
+    the updates are taken from the run's input.
     """
     values = request.input if request.command is None else request.command.update
     if isinstance(values, Mapping):
@@ -97,7 +98,7 @@ def _resembles_message_list(value: Any) -> bool:
 def _find_message_conversion_error(
     value: Any, *, skips_keep_messages: bool = False
 ) -> Exception | None:
-    """Return the exception that converting a value to messages raises, or None if it succeeds.
+    """Try to convert a value to messages, and return the exception, or None on success.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.

@@ -30,8 +30,8 @@ from perdure.server.keys_file import Key, read_keys, validate_key_user_name
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-# Maximum age, in seconds, of the keys cached in memory. If they are older, the next request reloads
-# the keys file, so a revoked key is accepted for no longer than this time.
+# Maximum age of the cached API keys, in seconds. If the cache is older, the next request reloads
+# the keys file, so a revoked key is accepted for at most this long.
 _RELOAD_INTERVAL_S: Final = 1.0
 
 
@@ -55,8 +55,8 @@ class KeysFileAccess:
     Changes to the keys file take effect within a second.
 
     A request whose key has the permission `perdure:admin` may do anything. A request whose key has
-    the permission `perdure:act` may act on behalf of another user of the key's tenant. A request on
-    behalf of another user has access to that user's data.
+    the permission `perdure:act` may act on behalf of another user of the key's tenant. A request
+    made on behalf of another user can access that user's data.
 
     A key with neither the permission `perdure:admin` nor `perdure:act` gives access only to its own
     user's data. A user's threads, crons and assistants have the user's name as `owner` in their
@@ -164,7 +164,7 @@ class KeysFileAccess:
     def check_person(self, identity: Identity, person: str) -> None:
         """Refuse to act on behalf of a person whose API keys all belong to other tenants.
 
-        A person without API keys is accepted, because such a person may belong to any tenant.
+        A person without API keys is accepted, because such a person could belong to any tenant.
 
         Raises:
             Forbidden: The person has keys, and none of them in the tenant of the caller.

@@ -89,7 +89,7 @@ def _parse_keys(text: str) -> list[Key]:
 
 @contextmanager
 def _convert_keys_file_errors(path: Path) -> Iterator[None]:
-    """Convert errors raised while reading a keys file to ConfigurationError with the file name."""
+    """Convert errors from reading a keys file to ConfigurationErrors that name the file."""
     try:
         yield
     except (OSError, ValueError) as exc:
@@ -109,8 +109,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
 
     The keys file is replaced atomically with a new file that has the same permissions and owner. A
     server that reads the keys file at the same time sees either the old file with all keys or the
-    new file with the remaining keys. The new file keeps the entries of the remaining keys
-    unchanged, and all comments that do not belong to a removed key.
+    new file with the remaining keys. The new file keeps the remaining keys' entries unchanged. It
+    also keeps all comments, except those that belong to a removed key.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -190,10 +190,11 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 
 
 def _find_start_of_comment_above_line(lines: Sequence[str], line_index: int) -> int:
-    """Return the index of the first comment line in the block of comments directly above a line.
+    """Return the index of the first line of the comment block directly above a line.
 
-    `line_index` is the index of the line. Return it if there is no comment directly above the line,
-    or if the comment block begins on the first line of the file and is therefore a file header.
+    Return `line_index`, the index of the line itself, if there is no comment directly above the
+    line, or if the comment block begins on the first line of the file and is therefore a file
+    header.
     """
     first = line_index
     while first and lines[first - 1].lstrip().startswith("#"):

@@ -1,4 +1,4 @@
-"""Keep the in-memory state of a run of a graph on a thread."""
+"""Hold a run's state in memory. A run is one execution of a graph on a thread."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
 
 
 class RunOvertaken(PerdureError):
-    """Raised if another program modified the thread before a run could be resumed."""
+    """Raised if a run cannot be resumed because another program has modified the run's thread."""
 
 
 @dataclass(eq=False)
 class Run:
-    """The in-memory state of a run of a graph on a thread.
+    """The in-memory state of a run, which is one execution of a graph on a thread.
 
     Attributes:
         row: The row of the run, as this process last read or stored it.
@@ -153,7 +153,10 @@ class Run:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether another process might be executing the run or recently executed it."""
+        """Return whether another process might be executing the run.
+
+        The result remains True until this process notices that the execution has ended.
+        """
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
@@ -163,7 +166,7 @@ class Run:
 
     @property
     def event_number_before_first_event(self) -> int:
-        """Return the event number that immediately precedes the run's first event.
+        """Return the event number directly before that of the run's first event.
 
         Events with numbers greater than the returned number belong to this run or to a later one.
         """
@@ -171,7 +174,7 @@ class Run:
 
     @property
     def seq_range(self) -> tuple[int, int]:
-        """Return the lowest and highest `seq` of the runs whose events the log contains."""
+        """Return the lowest and highest `seq` of the runs whose events are in the event log."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
     def build_unstored_event_batch(
@@ -205,10 +208,10 @@ class Run:
         )
 
     def _find_last_stored_event_number_to_delete(self, new_event_bytes: int) -> int:
-        """Return the event number up to which stored events are deleted to make room for new ones.
+        """Return the number of the last stored event to delete to make room for new events.
 
-        The run's oldest stored events are deleted so that the total size of its stored and new
-        events stays within `run_log.RETAINED_BYTES`.
+        Enough of the run's oldest stored events are deleted to keep the total size of its stored
+        and new events within `run_log.RETAINED_BYTES`.
 
         Return 0 if no stored event is deleted.
 
@@ -236,7 +239,7 @@ class Run:
             self._stored_batches.popleft()
 
     def cancel(self, cancel_action: str = "interrupt") -> None:
-        """Stop the run. With `rollback`, also delete everything that the run stored."""
+        """Stop the run. The action `rollback` also deletes everything that the run has stored."""
         # If the run has not started yet, it will check the `cancelled` attribute when it starts.
         if self.cancelled is None or cancel_action == "rollback":
             self.cancelled = cancel_action
@@ -255,16 +258,16 @@ class Run:
         """
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # Do not cancel the task if this method was called from the task itself, because the
-            # task checks later whether the run was cancelled.
+            # If the task itself called this method, do not cancel it. It checks later whether the
+            # run was cancelled.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
     def replace_cached_row(self, new_row: RunRow) -> None:
         """Replace the in-memory copy of the run's database row.
 
-        If this process is executing the run, and the new row shows that the run was cancelled or no
-        longer belongs to this process, the execution is stopped.
+        If the new row shows that the run was cancelled or no longer belongs to this process, this
+        process stops executing the run.
         """
         previous, self.row, self.row_read_at = self.row.live, new_row, time.monotonic()
         self.may_have_started = self.may_have_started or new_row.live.owner != previous.owner
@@ -298,7 +301,7 @@ class Run:
         """Allow the run's asyncio task to be cancelled while the `with` block is running.
 
         If the `with` block is cancelled or raises an error, the run's outcome is recorded and the
-        exception is not propagated.
+        exception is suppressed.
         """
         self._is_playing = True
         try:
@@ -338,29 +341,29 @@ class Run:
             raise asyncio.CancelledError
 
     def drop_events_and_unused_output(self) -> None:
-        """Drop the run's events, and its output unless a request is waiting for it.
+        """Drop the run's events, and also drop its output unless a request is waiting for it.
 
-        Existing readers continue to read the log that they opened.
+        Readers that opened the run's event log earlier can continue to read it.
         """
         self.events_dropped, self.output_event, self.log = True, None, EventLog()
         self.log.close()
         self.free_output()
 
     def free_input(self) -> None:
-        """Release the run's input and config, which are not needed once the graph has ended."""
+        """Free the run's input and config, which are no longer needed after the graph has ended."""
         dropped = {"input": None, "command": None, "context": None, "config": ClientConfig()}
         self.request = self.request.model_copy(update=dropped)
 
     def free_output(self) -> None:
-        """Release the run's output, unless a request is waiting for it."""
+        """Free the run's output, unless a request is waiting for it."""
         if not self._output_requests:
             self.output = None
 
     @contextlib.contextmanager
     def retain_output_during_block(self) -> Iterator[None]:
-        """Keep the run's output in memory for the duration of the `with` block.
+        """Retain the run's output in memory for the duration of the `with` block.
 
-        Without this context manager, the output is freed when the run ends.
+        Outside such a block, the output is freed when the run ends.
         """
         self._output_requests += 1
         try:
@@ -395,8 +398,8 @@ def describe_error(exc: Exception) -> dict[str, str]:
 def restore_request(row: RunRow) -> RunRequest:
     """Return the request of a stored run.
 
-    For a run that has ended, the returned request contains no input, unless the run failed before
-    its input was stored in the thread.
+    If the run has ended, the returned request contains the run's input only if the run failed
+    before the input was stored in the thread.
     """
     request_fields = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **request_fields})

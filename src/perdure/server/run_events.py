@@ -40,15 +40,15 @@ class StoredEvents:
     async def start_storing_events_of_run(self, run: Run, live_run: LiveRun) -> None:
         """Store the events of a run from now on.
 
-        If another process started the run earlier, new events are numbered after the events that
-        are already stored.
+        If another process started the run earlier, new events get numbers that follow those of the
+        stored events.
         """
         if not run.recorded:
             return
         log, number_before = run.events, run.event_number_before_first_event
         log.is_recorded = True
-        # Earlier runs of the thread may have been executed by other processes, so their events may
-        # be missing from this process's log.
+        # If other processes executed earlier runs of the thread, this process's log may lack the
+        # events of these runs.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = (
@@ -76,7 +76,7 @@ class StoredEvents:
             )
 
     async def _store_new_events_periodically(self) -> None:
-        """Store new events of the recorded runs periodically, until no recorded run is left."""
+        """Store the recorded runs' new events periodically, until no recorded runs remain."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
@@ -93,10 +93,10 @@ class StoredEvents:
                     )
 
     async def _store_pending_events_and_check_if_more(self) -> bool:
-        """Store pending events of the recorded runs, in one transaction.
+        """Store the recorded runs' pending events in one transaction.
 
-        Return True if the transaction reached its size limit, in which case more events may still
-        be waiting to be stored.
+        Return True if the transaction reached its size limit, which means that more events may be
+        waiting to be stored.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
@@ -114,7 +114,7 @@ class StoredEvents:
     async def store_events_except_returned_last_batch(
         self, run: Run, live: LiveRun, closing_events: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
-        """Store a finished run's remaining events except the last batch, and return that batch.
+        """Store a finished run's remaining events, but return the last batch instead of storing it.
 
         Args:
             run: The run.
@@ -220,8 +220,8 @@ class StoredEvents:
 
         If `event_number` is None, all events are yielded.
 
-        Events that are missing from the log are read from the database. Memory used by events that
-        are read from the database is charged to `account`. See `EventLog.iter_events_after`.
+        Events that are missing from the log are read from the database. The memory used by events
+        read from the database is charged to `account`. See `EventLog.iter_events_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -252,8 +252,7 @@ class StoredEvents:
                     is_new_reader, position = False, events[-1].number
                 return
             except LookupError:
-                # Events missing from the log may have been stored in the database since the last
-                # read.
+                # The missing events may have been stored since the database was last read.
                 if not await self._read_event_batches_after(thread_key, seq_range, position):
                     raise
 
@@ -266,10 +265,10 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events that are missing from a log, as `(event number, events)` pairs.
+        """Yield the stored events that a log lacks, as `(event number, events)` pairs.
 
-        A reader that has received the events of a pair has received all events up to and including
-        the pair's event number.
+        Once a reader has received the events in a pair, it has received all events up to and
+        including the pair's event number.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -288,7 +287,7 @@ class StoredEvents:
 
 
 class StoredBatches:
-    """Holds batches of events fetched from the database for a reader; implements `EventHolder`.
+    """An implementation of `EventHolder` for event batches that a reader fetched from the database.
 
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
@@ -320,13 +319,13 @@ class StoredBatches:
     def iter_last_number_and_events_of_batches_after(
         self, last_received_number: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the events after `last_received_number`.
+        """Yield the events whose number is greater than `last_received_number`.
 
-        The iteration stops early if the events are dropped from memory. The events are yielded as
-        `(event number, events)` pairs.
+        The iterator stops early if the events that it has not yielded yet are dropped from memory.
+        The events are yielded as `(event number, events)` pairs.
 
-        A reader that has received the events of a pair has received all events up to and including
-        the pair's event number.
+        Once a reader has received the events in a pair, it has received all events up to and
+        including the pair's event number.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -359,11 +358,11 @@ class StoredBatches:
 
 
 def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
-    """Return the event number after which reading starts, for the log of a run or of a thread.
+    """Return the event number after which reading of stored events starts.
 
-    Event numbers below `NUMBERS_PER_RUN` occur only in the log of a single run; all event numbers
-    in the log of a thread are at least `NUMBERS_PER_RUN`. If `seq_range` is `ALL_RUNS`, the events
-    of a thread are read, so the returned number is at least `NUMBERS_PER_RUN - 1`.
+    Only the log of a single run contains event numbers below `NUMBERS_PER_RUN`. In the log of a
+    thread, all event numbers are at least `NUMBERS_PER_RUN`. If `seq_range` is `ALL_RUNS`, the
+    events in a thread's log are read, so the returned number is at least `NUMBERS_PER_RUN - 1`.
     """
     return max(event_number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else event_number
 
@@ -382,7 +381,7 @@ def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[Logge
 
 
 def _convert_batch_to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
-    """Return the events of a batch whose number is greater than `number_before`."""
+    """Return a batch's events, except those numbered `number_before` or lower."""
     first = batch.last_number - len(batch.events) + 1
     events = (
         LoggedEvent(event_number, *event) for event_number, event in enumerate(batch.events, first)

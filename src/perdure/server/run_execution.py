@@ -1,9 +1,9 @@
 """Execute a run while holding its thread's lock, and store the run's outcome.
 
 The thread is cleaned up and the run's final status is stored before the lock is released. If the
-lock were released earlier, a program waiting for it could continue the thread from a state that is
-about to be rolled back. A run can be cancelled until its final status has been stored. Every
-cancellation that the server has accepted is carried out.
+lock were released earlier, another program waiting for the lock could continue the thread from a
+state that is about to be rolled back. A run can be cancelled until its final status has been
+stored. Every cancellation that the server has accepted is carried out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """Raised if a run is abandoned because the server died several times while executing it."""
+    """Raised if a run is abandoned because the server repeatedly died while executing it."""
 
 
 class Player(Protocol):
@@ -124,7 +124,7 @@ class ServedDatabase(Protocol):
         """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
 
     def wake(self) -> None:
-        """Read the database rows of all runs now instead of in the next sweep."""
+        """Read the database rows of all runs immediately instead of waiting for the next sweep."""
 
     async def update_run_from_row(self, run: Run) -> None:
         """Update a run object from its database row."""
@@ -175,8 +175,8 @@ class RunExecution:
                             f"the server crashed {MAX_ATTEMPTS} times while it executed this run, "
                             "so the run is not started again"
                         )
-                    # With the multitask strategy `reject`, use a short lock timeout, because
-                    # requests hold the lock only briefly.
+                    # With the multitask strategy `reject`, a short lock timeout is sufficient,
+                    # because requests hold the lock only briefly.
                     is_first = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
@@ -272,8 +272,8 @@ class RunExecution:
                         with marker.mark_messages_during_block():
                             await player.run_graph(graph, config, graph_input)
                     except Exception:
-                        # Wait until the command's update has been stored, because it cannot be
-                        # removed before that.
+                        # Wait until the command's update has been stored. Before that, it cannot be
+                        # removed.
                         await self._writes.close(END_TIMEOUT_S)
                         await undo_update_that_cannot_be_applied(graph, saver, run)
                         raise
@@ -321,7 +321,7 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._store_run_end_unless_cancelled_again()) is not None:
                     return end
-                # The run was cancelled again, so repeat the cleanup of the thread.
+                # The run was cancelled again after the cleanup, so clean up the thread again.
                 run.thread_is_clean = False
             except Exception as exc:
                 self._runs.stop_runs_if_lock_is_lost()
@@ -393,8 +393,8 @@ class RunExecution:
         )
         output = run.output
         if output is None and run.outcome != "error":
-            # If the graph's code was changed during the run, the run's output cannot be read from
-            # the database.
+            # If the graph's code was changed during the run, reading the run's output from the
+            # database can fail.
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
                 output = await self._runs.read_output(run)
         run_json = {
@@ -418,8 +418,8 @@ class RunExecution:
     async def _store_run_end_unless_cancelled_again(self) -> _StoredEnd | None:
         """Store the end of the run.
 
-        If the run was cancelled again and that cancellation has not been carried out yet, store
-        nothing and return None.
+        If another cancellation of the run has been requested but not carried out yet, store nothing
+        and return None.
         """
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
@@ -444,15 +444,16 @@ class RunExecution:
     def _publish_run_end_and_start_next_run(self, end: _StoredEnd) -> None:
         """Notify readers that the run has ended, and start the next run of the thread.
 
-        Another process may have stored the next run, in which case it may not be loaded in this
-        process yet. If so, the database rows of all runs are read immediately instead of in the
-        next sweep.
+        Another process may have stored the thread's next run. If this process has not loaded that
+        run yet, it reads the database rows of all runs immediately instead of waiting for the next
+        sweep.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            # If the run's row was deleted together with the thread, the run counts as interrupted.
+            # If the run's row was deleted together with its thread, the run is treated as
+            # interrupted.
             if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return

@@ -45,12 +45,12 @@ PING_S: Final = 15
 """Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
-# Flags for the anonymous memory maps that hold large events. Private maps are used because their
-# pages are allocated twice as fast as those of shared maps.
+# `mmap` flags for the anonymous memory maps that hold large events. The maps are private, because
+# allocating pages is twice as fast for private maps as for shared maps.
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
-# Maximum number of seconds by which an event loop timer may fire early.
+# Tolerance, in seconds, for event loop timers, which can fire slightly early.
 _TIMER_TOLERANCE_S: Final = 0.001
 _NUMBER: Final = attrgetter("number")
 
@@ -61,7 +61,7 @@ def build_frame(event: str, data: Any) -> bytes:
 
 
 def _encode_event_name(event: str) -> bytes:
-    """Encode an event name as bytes on a single line."""
+    """Encode an event name as bytes, replacing line breaks with spaces."""
     return event.replace("\n", " ").replace("\r", " ").encode()
 
 
@@ -73,7 +73,8 @@ def encode_event_data(value: Any) -> bytes:
     try:
         return encode_json(value)
     except Exception as exc:
-        # The value contains a reference cycle, it is nested too deeply, or its `__str__` raises.
+        # The value contains a reference cycle, is nested too deeply, or raises an error in
+        # `__str__`.
         message = f"a {type(value).__name__} cannot be sent as JSON ({type(exc).__name__})"
         return encode_json({"error": "NotSerializable", "message": message})
 
@@ -94,7 +95,7 @@ class StreamCut(Exception):
 
 
 class EventStream(StreamingResponse):
-    """A response that streams events and sends keep-alive comments between them."""
+    """A streaming response that sends keep-alive comments between events."""
 
     media_type = "text/event-stream"
 
@@ -103,11 +104,12 @@ class EventStream(StreamingResponse):
         loop = asyncio.get_running_loop()
         is_within_event = False  # Whether an event was sent only in part
         send_started_at: float | None = None  # None while no event is being sent
-        # Use one timer for all events, because one timer per event takes 2 % of a turn's CPU time.
+        # Use a single timer for the whole stream, because one timer per event would take 2 % of a
+        # turn's CPU time.
         timer = loop.call_later(SEND_TIMEOUT_S, lambda: check_send_time())
 
         def check_send_time() -> None:
-            """End the stream if an event has been waiting for the client for too long."""
+            """End the stream if the client has taken too long to accept an event."""
             nonlocal timer
             now = loop.time()
             started_at = now if send_started_at is None else send_started_at
@@ -117,7 +119,7 @@ class EventStream(StreamingResponse):
                 timer = loop.call_at(started_at + SEND_TIMEOUT_S, check_send_time)
 
         async def send_events(message: Message) -> None:
-            """Send a part of the stream, and record whether it ends in the middle of an event."""
+            """Send a chunk of the stream, and record whether it ends in the middle of an event."""
             nonlocal is_within_event, send_started_at
             ends = message.get("body", b"\n\n").endswith(b"\n\n")
             is_within_event = is_within_event or not ends
@@ -151,7 +153,7 @@ def build_event_stream(
 ) -> EventStream:
     """Return a response that streams events.
 
-    A response header tells proxies not to buffer the response.
+    The response has a header that tells proxies not to buffer it.
     """
     return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
@@ -206,7 +208,7 @@ class LoggedEvent:
         return self._content[start:stop]
 
     def find_in_frame(self, searched_bytes: bytes) -> int:
-        """Return the index of `searched_bytes` in the event's SSE frame, or -1.
+        """Return the index of `searched_bytes` in the event's SSE frame, or -1 if not found.
 
         If `searched_bytes` occurs more than once, return the index of the first occurrence.
 
@@ -229,10 +231,10 @@ class LoggedEvent:
 def iter_sse_chunks(
     events: Iterable[LoggedEvent], build_id_line: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield event frames in byte strings of at most `CHUNK_BYTES` bytes. Small frames are joined.
+    """Yield event frames as chunks of at most `CHUNK_BYTES` bytes. Small frames are joined.
 
-    A large frame is read and yielded in parts and never copied as a whole, so that its memory can
-    be freed before all parts have been sent (see `LoggedEvent.free_content`).
+    A large frame is split into chunks. The chunks are read one at a time, so that the frame's
+    memory can be freed before all of its chunks have been sent (see `LoggedEvent.free_content`).
 
     Args:
         events: The events to send.
@@ -258,7 +260,7 @@ def iter_sse_chunks(
         while start < event.size:
             stop = start + CHUNK_BYTES - len(prefix)
             if event.size - stop < 2:
-                # Keep the two line feeds at the end of an event in the same part.
+                # Never split the two line feeds at the end of an event between two chunks.
                 stop = event.size
             try:
                 part = prefix + event.read_range(start, stop)
@@ -273,7 +275,7 @@ def iter_sse_chunks(
 
 
 class EventLog:
-    """A log of events in ascending order of their numbers.
+    """A log of events, in ascending order of event number.
 
     All methods of a log must be called from the same event loop.
 
@@ -305,9 +307,9 @@ class EventLog:
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        # Two event numbers are kept for each reader: the number of the last event that counts as
-        # received, and the number of the last event that `iter_events_after` has yielded. A
-        # yielded event counts as received once the reader requests the next events.
+        # For each reader, the log keeps the number of the last event that counts as received and
+        # the number of the last event that `iter_events_after` has yielded. A yielded event counts
+        # as received once the reader asks for more events.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -327,9 +329,9 @@ class EventLog:
 
     @property
     def is_newest_event_lost(self) -> bool:
-        """Return whether the newest event was dropped before it was stored in the database.
+        """Return whether the newest event was dropped before it could be stored in the database.
 
-        If the result is True, all older events have also been dropped from memory.
+        If the newest event was dropped, all older events have been dropped from memory, too.
         """
         return 0 < self.last == self.last_lost
 
@@ -342,12 +344,12 @@ class EventLog:
     def oldest_event_drop_safety_from_0_to_2(self) -> int:
         """Return how safe it is to drop the log's oldest event, from 0 (unsafe) to 2 (safe).
 
-        See `EventHolder.oldest_event_drop_safety_from_0_to_2`.
+        See `EventHolder.oldest_event_drop_safety_from_0_to_2` for the meaning of each value.
         """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
-            # The oldest event in memory has not been written to the database yet. If it were
-            # dropped now, readers that start later would miss it.
+            # The oldest event in memory has not been stored in the database yet. If it were dropped
+            # now, new readers would miss it.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -365,7 +367,7 @@ class EventLog:
         return min(self._received_numbers.values(), default=self.last)
 
     def charge_memory_to_account(self, account: EventAccount) -> None:
-        """Change the `EventAccount` to which the memory of the log's events is charged."""
+        """Charge the memory of the log's events to `account` instead of the current account."""
         if self._account is account:
             return
         size = self.size
@@ -376,15 +378,15 @@ class EventLog:
             account.make_room_and_add_bytes(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Record the thread's erasure count and the time at which it was read."""
+        """Record the thread's erasure count and the time at which the count was read."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
-        """Make new readers of the log start with the next event that is added."""
+        """Let new readers of the log start with the next event that is added."""
         self.first = self.last
 
     def skip_to(self, last: int) -> None:
-        """Advance the event counter so that the next event's number is higher than `last`."""
+        """Ensure that the next event's number is greater than `last`."""
         self.last = max(self.last, last)
 
     def drop_events_through(self, last_number: int) -> None:
@@ -421,9 +423,8 @@ class EventLog:
     ) -> list[LoggedEvent]:
         """Return the in-memory events whose number is greater than `event_number`.
 
-        Events are returned oldest first. The list ends with the event that brings the total size to
-        at least `max_bytes` bytes. The list is empty only if there are no events after
-        `event_number`.
+        Events are returned oldest first. The list ends once the total size of its events reaches
+        `max_bytes` bytes. The list is empty only if there are no events after `event_number`.
         """
         if event_number >= self.last:
             return []
@@ -466,7 +467,7 @@ class EventLog:
         The iteration ends when the log is closed, or when `check_access` raises an error because
         the reader has lost access.
 
-        A yielded event counts as received once the reader requests the next events.
+        A yielded event counts as received once the reader asks for more events.
 
         Raises:
             LookupError: Events after the number are no longer kept.
@@ -500,12 +501,11 @@ class EventLog:
             self._allow_dropping_events_if_unused()
 
     def drop_oldest_events(self) -> None:
-        """Drop about half of the log's events, oldest first.
+        """Drop the oldest events until about half of the log's memory is freed.
 
-        An event can be dropped without loss if it is stored in the database. In a log that is not
-        saved to the database, an event can also be dropped without loss once all readers have
-        received it. If the oldest event can be dropped without loss, dropping stops before the
-        first event that would be lost.
+        An event that is stored in the database can be dropped without loss. If the log's events are
+        not being saved to the database, an event that all readers have received can also be dropped
+        without loss. If the oldest event can be dropped without loss, only such events are dropped.
         """
         expendable = (
             self.last_stored
@@ -539,10 +539,10 @@ class EventLog:
         self._remove_oldest_events(count)
 
     def _charge_event_size(self, event: LoggedEvent) -> None:
-        """Add an event's size to the size of the log, and charge it to the log's `EventAccount`.
+        """Add an event's size to the log's total size, and charge it to the log's `EventAccount`.
 
-        `EventMemory.total_added` is saved with the event, so that the event's age can be determined
-        later.
+        The current value of `EventMemory.total_added` is saved with the event, so that the event's
+        age can be determined later.
         """
         if self._account is None:
             self.size += event.size

@@ -1,18 +1,17 @@
-"""Find out which steps of a run were completed before its server died.
+"""Determine how far a run got before its server process died.
 
 The metadata of a checkpoint contains the id of the run that stored the checkpoint. However, the
-answer to an interrupt is stored as a pending write of an existing checkpoint, before the run stores
-its first checkpoint. A pending write does not contain the id of its run. To make stored answers and
-updates detectable, a run with a `Command` counts the answers and updates among the pending writes
-of its starting checkpoint, and stores both counts before the graph is executed. A server that
-resumes the run counts the pending writes again and compares the counts. If either count has
-increased since the run started, the run has already stored an answer or an update. The contents of
-answers are never compared, because two different answers may have the same content.
+answer to an interrupt is stored earlier: as a pending write of the run's starting checkpoint,
+before the run stores a checkpoint of its own. A pending write does not contain the id of its run.
+Before a run with a `Command` executes the graph, it therefore counts the interrupt answers and the
+command updates among the pending writes of its starting checkpoint, and stores both counts with the
+checkpoint. When a server resumes the run, it counts the pending writes again. If one of the two
+counts has increased, the run has already stored an answer or an update. Answers are counted instead
+of compared, because two different answers may have the same content.
 
-A run without input adds its pending writes to a checkpoint that was created by another run. Before
-a run without input adds its first pending write, it saves a copy of the checkpoint's existing
-pending writes. If the run is rolled back, the checkpoint's original pending writes are restored
-from this copy.
+A run without input adds its pending writes to a checkpoint that another run created. Before adding
+its own pending writes, the run therefore saves a summary of those that the checkpoint already has.
+If the run is rolled back, the summary is used to restore the checkpoint's original pending writes.
 """
 
 from __future__ import annotations
@@ -73,11 +72,11 @@ class _AnswerAndUpdateCounts(NamedTuple):
 async def store_start_checkpoint_data_for_rollback(
     saver: Checkpointer, run: Run, config: RunnableConfig
 ) -> None:
-    """Store the data needed to determine a run's progress and to roll the run back.
+    """Store the data that is needed later to determine a run's progress or to roll the run back.
 
-    Three things are stored with the checkpoint from which the run starts: a copy of its pending
-    writes, the number of answers among them, and the number of updates among them. If the run has
-    input, nothing is stored, because such a run first creates a checkpoint of its own.
+    Three things are stored with the run's starting checkpoint: a summary of its pending writes, and
+    the numbers of interrupt answers and of command updates among them. For a run with input,
+    nothing is stored, because such a run first creates a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -96,9 +95,9 @@ async def store_start_checkpoint_data_for_rollback(
 
 
 async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
-    """Undo the writes that a run made to checkpoints created by other runs.
+    """Undo the writes that a run added to checkpoints created by other runs.
 
-    The caller must hold the thread's lock, and must already have deleted the run's own checkpoints.
+    The caller must hold the thread's lock, and must delete the run's own checkpoints first.
     """
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
@@ -107,8 +106,8 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     update_count = start[1].updates
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
-    # Restore the checkpoints in reverse order, so that the checkpoint from which the run started is
-    # restored last.
+    # Restore the checkpoints in reverse order, so that the run's starting checkpoint is restored
+    # last.
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):
         position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         checkpoint = await saver.aget_tuple(
@@ -140,8 +139,8 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
     """Undo a failed run's writes if the update of its command cannot be applied to the state.
 
     LangGraph stores the update of a `Command` before applying it. If a reducer raises an error for
-    the update, it raises the error again in every later run and whenever the state is read, until
-    the update is removed.
+    a stored update, it raises the same error in every later run and whenever the state is read,
+    until the update is removed.
 
     The caller must hold the thread's lock.
     """
@@ -152,8 +151,8 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
     if start is None:
         return
     try:
-        # Because the config specifies a checkpoint id, LangGraph applies only the updates of
-        # commands and ignores the results of nodes.
+        # Because the config specifies a checkpoint id, LangGraph applies only the pending updates
+        # of commands, and ignores the pending results of nodes.
         await graph.aget_state(start[0].config)
     # A user-defined reducer can raise any exception.
     except Exception:
@@ -183,8 +182,8 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The run's answer was not stored. It must not be applied to a newer checkpoint, because it
-        # answers a question asked in the run's starting checkpoint.
+        # The run's answer was not stored. Do not apply it to a newer checkpoint, because it answers
+        # an interrupt of the run's starting checkpoint.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -192,7 +191,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
 
 
 async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
-    """Return whether the input of a failed run, or its answer to an interrupt, was stored."""
+    """Return whether a failed run's input or answer to an interrupt was stored."""
     if await find_run_progress(saver, run) is not None:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
@@ -204,7 +203,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 async def _find_start_checkpoint_and_stored_counts(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
-    """Return a run's starting checkpoint, and the counts that the run stored with it."""
+    """Return a run's starting checkpoint, and the answer and update counts stored with it."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):
@@ -215,13 +214,12 @@ async def _find_start_checkpoint_and_stored_counts(
 async def _summarize_pending_writes(
     saver: Checkpointer, start_checkpoint: CheckpointTuple
 ) -> list[list[Any]]:
-    """Return the pending writes of a checkpoint and of its interrupted subgraphs' checkpoints.
+    """Summarize the pending writes of a checkpoint and of its interrupted subgraphs' checkpoints.
 
-    Each element of the returned list consists of a checkpoint namespace, a checkpoint id, and a
-    dict with one entry per task. A task's entry is a list of three values: whether the task has a
-    result, how many answers it has received, and its questions and errors as a dict keyed by
-    channel. Storing the number of answers is enough to restore a task's earlier answers, because
-    answers are only ever appended to the list.
+    Each element of the returned list is a list `[namespace, checkpoint_id, tasks]`. The dict
+    `tasks` maps the id of each task to a list `[has_result, answer_count, questions_and_errors]`,
+    whose last value is a dict keyed by channel. The number of a task's answers is enough to restore
+    the earlier answers, because new answers are only ever appended to the list of answers.
     """
     thread_id = start_checkpoint.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start_checkpoint]

@@ -1,9 +1,9 @@
 """Execute a database's runs in this process, and coordinate with servers that share the database.
 
 Even if several servers share the database, only one run per thread is executed at a time. A server
-process is considered alive as long as it holds a lock named after the process. If a process's lock
-is free, the process has died. Another process then takes over the dead process's runs and continues
-them from their last checkpoints.
+process is considered alive as long as it holds a lock named after the process. If the lock named
+after a process is free, the process has died. Another process then takes over the dead process's
+runs and continues them from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ RETRY_PAUSE_S: Final = 0.05
 """Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
 """The maximum number of delayed runs that one sweep starts before it looks at other rows."""
-# Prefix of liveness lock names. The rest of each name is the name of a server process.
+# Prefix of the names of liveness locks. It is followed by the name of a server process.
 _LIVENESS_LOCK_PREFIX: Final = "perdure.server/"
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunServer(GraphServer, Protocol):
-    """The attributes and methods that `DatabaseRuns` requires of its server.
+    """The server attributes and methods that `DatabaseRuns` requires.
 
     Attributes:
         is_closed: Whether the server is shutting down. Unfinished runs are left to other servers.
@@ -78,7 +78,7 @@ class RunServer(GraphServer, Protocol):
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether `runs` belongs to the tenant's currently open database."""
+        """Return whether `runs` belongs to the database that is currently open for the tenant."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep a tenant's database open for the duration of the `with` block."""
@@ -90,7 +90,7 @@ class RunServer(GraphServer, Protocol):
         """Register a run for which this process has started a task."""
 
     def unregister_run(self, run: Run) -> None:
-        """Unregister a run whose task in this process is ending."""
+        """Unregister a run whose task in this process is about to end."""
 
     def get_event_logs_with_readers_by_thread_id(
         self, tenant: str | None
