@@ -114,8 +114,9 @@ class KeysFileAccess:
     async def refresh_identity(self, identity: Identity) -> Identity:
         """Return a copy of the identity with the user's current permissions and teams.
 
-        The returned identity never has a permission that the given identity lacks. Crons call this
-        method, so that a cron stops once its user's keys are revoked.
+        The returned identity never has a permission that the given identity lacks. This method is
+        called before each run of a cron, so that no cron runs after its user's keys have been
+        revoked.
 
         Raises:
             Unauthenticated: The user has no key any more.

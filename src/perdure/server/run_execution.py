@@ -204,7 +204,7 @@ class RunExecution:
     # -- the graph of the run
 
     async def _run_graph_and_count_writes(self) -> None:
-        """Run the graph, and count its database writes."""
+        """Run the graph, and keep track of its database writes that are in progress."""
         token = RUN_WRITES.set(self._writes)
         try:
             await self._run_graph()
