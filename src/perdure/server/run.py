@@ -166,7 +166,7 @@ class Run:
 
     @property
     def event_number_before_first_event(self) -> int:
-        """Return the event number directly before that of the run's first event.
+        """Return the number that directly precedes the event number of the run's first event.
 
         Events with numbers greater than the returned number belong to this run or to a later one.
         """
@@ -258,8 +258,8 @@ class Run:
         """
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # If the task itself called this method, do not cancel it. It checks later whether the
-            # run was cancelled.
+            # If this method was called from the task itself, do not cancel the task. The task
+            # checks later whether the run was cancelled.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
@@ -363,7 +363,7 @@ class Run:
     def retain_output_during_block(self) -> Iterator[None]:
         """Retain the run's output in memory for the duration of the `with` block.
 
-        Outside such a block, the output is freed when the run ends.
+        Without this context manager, the output is freed when the run ends.
         """
         self._output_requests += 1
         try:
