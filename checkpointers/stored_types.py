@@ -68,8 +68,8 @@ class StoredType(Generic[T]):
             function = getattr(self, option)
             if not callable(function) and (option != "texts" or function is not None):
                 raise ConfigurationError(
-                    f"{option} of the stored type {self.cls.__qualname__} is {function!r:.80}; "
-                    "expected a function with one argument, the value"
+                    f"the argument {option!r} of the StoredType for {self.cls.__qualname__} is "
+                    f"{function!r:.80}; expected a function that accepts one argument, the value"
                 )
         name = (
             parse_class_name("the argument 'name'", self.name)
@@ -407,8 +407,8 @@ def _refuse_natively_storable_class(cls: Any) -> None:
 def _build_texts_function_error(registered: StoredType[Any], failure: str) -> SerializationError:
     return SerializationError(
         f"the texts function of the registered type {_format_name(registered.stored_name)} "
-        f"{failure}, so it is not known which messages values of the type quote; nothing was "
-        "erased. Correct the function and erase again"
+        f"{failure}, so erase() cannot find the values of this type that quote erased messages, "
+        "and nothing was erased; correct the function, and erase again"
     )
 
 

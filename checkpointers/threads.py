@@ -670,9 +670,9 @@ def build_not_found_error(address: Address) -> UnknownThread | UnknownCheckpoint
     suffix = f" with the namespace {address.checkpoint_ns!r}" if address.checkpoint_ns else ""
     if address.checkpoint_id is None:
         return UnknownThread(
-            f"there is no thread {address.thread_id!r}{suffix}; threads() lists them"
+            f"there is no thread {address.thread_id!r}{suffix}; threads() lists all threads"
         )
     return UnknownCheckpoint(
         f"thread {address.thread_id!r}{suffix} has no checkpoint {address.checkpoint_id!r}; "
-        "checkpoints() lists them"
+        "checkpoints() lists all checkpoints of the thread"
     )

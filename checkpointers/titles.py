@@ -61,7 +61,7 @@ def read_thread_head_or_raise(saver: Checkpointer, thread_id: str) -> ThreadHead
     """
     head = saver.head(thread_id)
     if head is None:
-        raise UnknownThread(f"there is no thread {thread_id!r}; threads() lists them")
+        raise UnknownThread(f"there is no thread {thread_id!r}; threads() lists all threads")
     return head
 
 

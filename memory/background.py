@@ -340,8 +340,8 @@ class Background:
         if count and count >= 2 * self._warned_count:
             self._warned_count = count
             logger.warning(
-                "threads without %s are not extracted: %d; pass this value to their runs by "
-                "context= or in configurable",
+                "no memories are extracted from threads without %s (number of threads: %d); pass "
+                "this value to the runs of these threads in context= or in configurable",
                 " or ".join(self.extraction.namespace.placeholder_names),
                 count,
             )

@@ -308,8 +308,8 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
     if _TRUST_RANKS.get(trust, 3) <= _TRUST_RANKS[role]:
         return ""
     return (
-        f"the memory comes from a message of the {trust}, but the change only from a message of "
-        f"the {role}"
+        f"the memory was taken from a message of the {trust}, but the change was taken only from a "
+        f"message of the {role}"
     )
 
 

@@ -535,7 +535,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
         adapter, build_namespace_of_notes_about_memories(QUARANTINE, namespace), key, texts
     )
     if not are_written and not (await _try_writing_tombstones(adapter, tombstones)):
-        _LOG.warning("memory %r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
+        _LOG.warning("the memory %r in %r was erased, but %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
 
@@ -581,7 +581,10 @@ async def forget_matching_memories(
     # Without a thread or a query, everything would match, so raise an error if neither is given.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
-        "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
+        "store",
+        adapter.store,
+        Versioned,
+        "a perdure store, because other stores cannot erase by query",
     )
     source = None if thread_id is None else {"thread_id": thread_id}
     conditions: dict[str, Any] = {"query": query, "provenance": source}

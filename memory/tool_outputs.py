@@ -234,7 +234,7 @@ async def _read_summarized_messages(
         thread, checkpoint_id = (configurable.get(n) for n in ("thread_id", "checkpoint_id"))
         if checkpoint_id:
             raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {checkpoint_id!r}")
-        raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
+        raise UnknownThread(f"there is no thread {thread!r}; threads() lists all threads")
     values = head.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
     if not ids:

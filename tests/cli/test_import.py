@@ -490,7 +490,7 @@ def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:
     assert (
         "'perdure worker' makes no memories of conversations without a user" in import_result.stderr
     )
-    assert "threads without user_id are not extracted: 1;" in worker_result.stderr
+    assert "threads without user_id (number of threads: 1);" in worker_result.stderr
     assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
     assert (
         "no memories are extracted from 1 thread without a user"

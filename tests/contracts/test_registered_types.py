@@ -273,7 +273,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "without registration"),
     "no class": (lambda: [StoredType("Sheet", str, str)], "expected a class"),  # type: ignore[arg-type]
-    "no function": (lambda: [StoredType(Sheet, None, str)], "dump of the stored type Sheet"),  # type: ignore[arg-type]
+    "no function": (lambda: [StoredType(Sheet, None, str)], "'dump' of the StoredType for Sheet"),  # type: ignore[arg-type]
     "a bad name": (lambda: [dataclasses.replace(SHEET, name="Sheet")], "'name' is 'Sheet'"),
 }
 

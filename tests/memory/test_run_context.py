@@ -329,6 +329,6 @@ def test_thread_without_stored_user_is_reported_and_not_extracted(
             background.extract_now("t")
 
     assert file.list_users() == set()
-    assert "threads without user_id are not extracted: 1; pass this value" in caplog.text
+    assert "threads without user_id (number of threads: 1); pass this value" in caplog.text
     file.build_graph(view(use_memories()), reply).invoke(TEA, config, context={"user_id": "ann"})
     assert file.list_due_namespaces() == {"t": ("memories", "ann")}

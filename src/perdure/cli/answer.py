@@ -143,9 +143,7 @@ def answer(
     ] = None,
     graph: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Resume with this graph, not the one that started the run."
-        ),
+        typer.Option(metavar="NAME", help="Resume with this graph, not the one of the last run."),
     ] = None,
     url: Annotated[
         str | None,
