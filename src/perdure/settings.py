@@ -100,7 +100,7 @@ _FILLERS: Final = frozenset(
 `Default_Ignorable_Code_Point`, and the blank of Braille."""
 
 
-def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
+def check_user(name: str, user: Any, remedy: str = "omit it to use the default user") -> str:
     """Validate and return a user name from an option, a variable or a request.
 
     An empty name usually comes from an unset environment variable. An empty name must not be taken
@@ -115,10 +115,8 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
         ConfigurationError: The value is not a valid name; see `is_valid_user_or_team_name`.
     """
     if not is_valid_user_or_team_name(user):
-        rule = "'.' or '..'" if user in (".", "..") else "blank"
-        raise ConfigurationError(
-            f"{name} is {user!a:.80}; expected a user name that is not {rule}; {remedy}"
-        )
+        rule = "other than '.' and '..'" if user in (".", "..") else "that is not blank"
+        raise ConfigurationError(f"{name} is {user!a:.80}; expected a user name {rule}; {remedy}")
     return user
 
 
@@ -172,8 +170,8 @@ class Rules:
                 _check_setting_type(f"retention.{name}", getattr(self, name), kind)
         if not self.history and not self.checkpoints:
             raise ConfigurationError(
-                "retention.history is false, but no rule for checkpoints is set; also set "
-                "checkpoints_last, checkpoints_days or turns"
+                "retention.history = false has no effect without a retention rule for checkpoints; "
+                "also set checkpoints_last, checkpoints_days or turns"
             )
 
     @property
@@ -354,25 +352,26 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     )
     if _is_untrusted_file(url_source) and key_source.endswith("_API_KEY"):
         raise ConfigurationError(
-            f"base_url is set in the file {url_source!r}, so the author of the file could receive "
-            f"your API key from {key_source}. If you trust the file, set PERDURE_BASE_URL, or "
-            f"PERDURE_CONFIG={url_source}"
+            f"the setting base_url in the file {url_source!r} was refused, because the author of "
+            f"the file could receive your API key from {key_source}; if you trust the file, set "
+            f"PERDURE_CONFIG={url_source}; otherwise set PERDURE_BASE_URL to another URL"
         )
-    for name, alternative in (("db", "; else give --db"), ("direct", "")):
+    for name, alternative in (("db", " or pass --db"), ("direct", "")):
         value, source = settings.get(name, ("", ""))
         if _is_untrusted_file(source) and is_dsn(value):
             raise ConfigurationError(
-                f"{name} is a DSN in the file {source!r}, so your threads and memories would be "
-                "sent to a database that the author of the file has chosen. If you trust the "
-                f"file, set PERDURE_{name.upper()}, or PERDURE_CONFIG={source}{alternative}"
+                f"the DSN in the setting {name} of the file {source!r} was refused, because your "
+                "threads and memories would be sent to a database that the author of the file has "
+                f"chosen; if you trust the file, set PERDURE_CONFIG={source}; otherwise set "
+                f"PERDURE_{name.upper()}{alternative}"
             )
 
     graphs, source = settings.get("graphs", ("", ""))
     if _is_untrusted_file(source):
         raise ConfigurationError(
-            f"graphs is {graphs!r} in the file {source!r}, so the author of the file would choose "
-            "which code is run. If you trust the file, set PERDURE_GRAPHS, or "
-            f"PERDURE_CONFIG={source}"
+            f"the setting graphs ({graphs!r}) in the file {source!r} was refused, because the "
+            "author of the file would choose which code is run; if you trust the file, set "
+            f"PERDURE_CONFIG={source}; otherwise set PERDURE_GRAPHS to another langgraph.json"
         )
 
 
@@ -432,7 +431,9 @@ def _find_settings_file() -> Path | None:
     """
     if configured_path := os.environ.get("PERDURE_CONFIG"):
         if not os.path.exists(configured_path):
-            raise ConfigurationError(f"PERDURE_CONFIG is {configured_path!r}, which does not exist")
+            raise ConfigurationError(
+                f"the file {configured_path!r} in PERDURE_CONFIG does not exist"
+            )
         return Path(configured_path)
     folder, home = Path(), _read_folder_identity("~")
     # Keep the path relative, because LangGraph's server forbids calls to os.getcwd().

@@ -44,7 +44,7 @@ def test_blank_user_option_is_refused(
 
     message = run_and_read_error(*command, "--user", user, capsys=capsys)
     assert message == (
-        f"--user is {user!r}; expected a user name that is not blank; leave it out for "
+        f"--user is {user!r}; expected a user name that is not blank; omit it to use "
         "the default user\n"
     )
     assert list_memory_texts() == ["drinks green tea"]
@@ -56,7 +56,7 @@ def test_blank_user_option_is_refused(
     ("command", "expected_remedy"),
     [
         (("forget", "--yes"), "pass the name of the person"),
-        (("export",), "give the name of the person"),
+        (("export",), "pass the name of the person"),
         (("threads",), "remove --user to list the threads of all users"),
         (("runs",), "remove --user to list the runs of all users"),
         (("crons",), "remove --user to list the crons of all users"),

@@ -141,7 +141,7 @@ def test_truncated_file_is_imported_up_to_the_cut(tmp_path: Path, cut: float) ->
         (b"[", "no conversations"),
         (b" [ ]", "no conversations"),
         (b'[{"title": "x"}]', "no conversations"),
-        (b'{"role": "user", "content": "caf\xe9"}', "not UTF-8 text: byte 32"),
+        (b'{"role": "user", "content": "caf\xe9"}', "not UTF-8 text: invalid byte at offset 32"),
         (b"PK\x03\x04 and no more", "cannot be unpacked"),
         (build_zip({"user.json": {"id": "x"}, "chat.html": "x"}), "no conversations"),
         (None, "No such file"),

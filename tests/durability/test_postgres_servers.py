@@ -132,7 +132,7 @@ def test_database_with_other_encoding_is_refused(options: dict[str, Any]) -> Non
             f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' "
             "TEMPLATE template0"
         )
-    with pytest.raises(ConfigurationError, match="server_encoding=SQL_ASCII"):
+    with pytest.raises(ConfigurationError, match="SQL_ASCII; expected UTF8"):
         PostgresStore.open(make_conninfo(dsn, dbname=name), **options)
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"DROP DATABASE {name}")

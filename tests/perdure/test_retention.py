@@ -446,7 +446,7 @@ def test_awaited_plan_equals_awaited_retention(
         ({"versions_last": True}, "versions_last is True"),
         ({"jobs_days": float("nan")}, "jobs_days is nan"),
         ({"turns": None}, "turns is None; expected true or false"),
-        ({"history": False}, "no rule for checkpoints"),
+        ({"history": False}, "without a retention rule for checkpoints"),
     ],
 )
 def test_invalid_rule_is_refused_by_name(values: dict[str, Any], expected_error: str) -> None:

@@ -408,7 +408,7 @@ def test_keys_file_refuses_acting_for_person_of_another_tenant(tmp_path: Path) -
         build_identity_acting_for(access, caller, "emil").person == "emil"
     )  # no key, so of any tenant
     assert build_identity_acting_for(access, caller, "x") is caller
-    with pytest.raises(Forbidden, match="has no API key in the tenant"):
+    with pytest.raises(Forbidden, match="has no API key in your tenant"):
         build_identity_acting_for(access, caller, "dora")
     file = tmp_path / "keys.toml"
     file.write_text(render_key_entry("x", "x", 'permissions = ["perdure:all"]'))

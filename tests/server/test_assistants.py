@@ -292,7 +292,7 @@ def test_assistant_search_supports_name_metadata_sorting_and_paging(
 
 INVALID_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"assistant_id": "my-id"}, "assistant_id is 'my-id'"),
-    ({"graph_id": "none"}, "graph_id is 'none'"),
+    ({"graph_id": "none"}, "the graph 'none' is not served"),
     ({"graph_id": None}, "graph_id"),
     ({"name": 5}, "name is 5"),
     ({"if_exists": "maybe"}, "if_exists is 'maybe'"),

@@ -352,7 +352,7 @@ def test_unusable_auth_files_raise_configuration_errors(tmp_path: Path) -> None:
             lambda: write_auth_file(tmp_path, "auth = 1", "number.py"),
         ),
         (
-            "no handler for @auth.authenticate",
+            "no authentication handler",
             lambda: write_auth_file(tmp_path, auth, "nobody.py"),
         ),
         (

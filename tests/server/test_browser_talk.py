@@ -215,7 +215,7 @@ def test_invalid_or_outdated_answers_are_refused(url: str, sdk: SyncLangGraphCli
     elsewhere = httpx.post(build_link(f"{url}/ui/answer", id="no"), data=form)
 
     assert (allowed.status_code, "expected one of approve, reject" in allowed.text) == (422, True)
-    assert (unknown.status_code, "no longer waits" in unknown.text) == (409, True)
+    assert (unknown.status_code, "no longer waiting" in unknown.text) == (409, True)
     assert [each.status_code for each in (foreign, other, elsewhere)] == [403, 403, 404]
     assert list_tool_results(sdk) == []
 

@@ -177,7 +177,7 @@ def test_cron_has_no_next_time_after_its_end_or_when_disabled() -> None:
         ({"schedule": "61 * * * *"}, "out of range"),
         ({"schedule": "daily"}, "it has 1 fields"),
         ({"schedule": "0," * 100 + "0 * * * *"}, "at most 200 characters"),
-        ({"timezone": "Europe/Atlantis"}, "timezone is 'Europe/Atlantis'"),
+        ({"timezone": "Europe/Atlantis"}, "the timezone 'Europe/Atlantis' is unknown"),
         ({"timezone": "../../etc/passwd"}, "expected an IANA name"),
         ({"context": {"owner": "bob"}}, "'owner' is 'bob'"),
         ({"webhook": "http://127.0.0.1/"}, "webhook"),
@@ -315,7 +315,7 @@ def test_cron_update_changes_given_fields_only(sdk: SyncLangGraphClient) -> None
     assert timed["end_time"] is None
     assert timed["payload"]["input"] == build_input("a")
     assert timed["next_run_date"] != created["next_run_date"]
-    with pytest.raises(UnprocessableEntityError, match="schedule is 'no'"):
+    with pytest.raises(UnprocessableEntityError, match="the schedule 'no' is invalid"):
         sdk.crons.update(key, schedule="no")
     sdk.crons.delete(key)
     for call in (sdk.crons.delete, sdk.crons.update):

@@ -169,7 +169,7 @@ async def check_every_tool(client: Client) -> None:
     assert "ann drinks" in join_texts(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
-    assert "limit is 100000; expected an integer from 1 to 100" in join_texts(wrong)
+    assert "the argument 'limit' is 100000; expected an integer from 1 to 100" in join_texts(wrong)
 
 
 async def check_corrections(client: Client) -> None:
@@ -192,15 +192,14 @@ async def check_corrections(client: Client) -> None:
     other = other.split()[-1].rstrip(".")
     same = await client.call_tool("remember", {"text": "Ann plays chess.", "key": key})
     assert same.is_error
-    assert join_texts(same).startswith(f"nothing was changed: the memory {other} says this already")
+    assert join_texts(same).startswith(f"nothing was changed: the memory {other} already says this")
     secret = {"text": "The password is hunter2-XyZ-99.", "key": other}
     assert (await client.call_tool("remember", secret)).is_error
     assert "chess" in join_texts(await client.call_tool("recall", {"query": "chess"}))
     for wrong in (5, ["x"]):
         refused = await client.call_tool("remember", {"text": "It rains.", "key": wrong})
-        assert (
-            join_texts(refused)
-            == f"the tool was not called: key is {wrong!r}; expected a text, or null"
+        assert join_texts(refused) == (
+            f"the tool was not called: the argument 'key' is {wrong!r}; expected a string, or null"
         )
 
 
@@ -234,7 +233,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("an episode", {"kind": "episode", "text": "A hive was moved."}),
     ("a profile", {"kind": "profile", "text": "name: Ann", "document": {"name": "Ann"}}),
     ("instructions", {"instructions": "Be brief."}),
-    ("an id that no memory has", {"title": "no text"}),
+    ("not the id of a memory", {"title": "no text"}),
 ]
 
 
@@ -246,7 +245,7 @@ def test_remember_refuses_to_supersede_what_is_not_a_fact(
     with open_store(settings.db) as store:
         store.put(("memories", "ann"), "k", value)
 
-    with pytest.raises(InvalidValue, match=f"nothing was stored: 'k' is .*{kind_name}"):
+    with pytest.raises(InvalidValue, match=f"nothing was stored: the key 'k' is .*{kind_name}"):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="k")
 
     with open_store(settings.db) as store:
@@ -254,7 +253,7 @@ def test_remember_refuses_to_supersede_what_is_not_a_fact(
 
 
 def test_remember_with_unknown_key_adds_nothing(settings: Settings) -> None:
-    with pytest.raises(InvalidValue, match="'nope' is an id that no memory has"):
+    with pytest.raises(InvalidValue, match="'nope' is not the id of a memory"):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="nope")
 
     with open_store(settings.db) as store:

@@ -258,22 +258,49 @@ SCHEMA = {each.name: each for each in SCHEMAS}
 @pytest.mark.parametrize(
     ("arguments", "expected_message"),
     [
-        ({}, "query is missing; expected a text"),
-        ({"query": 5}, "query is 5; expected a text"),
-        ({"query": None}, "query is None; expected a text"),
-        ({"query": "x" * 5000}, "query has 5,000 characters; expected at most 4,000"),
-        ({"query": "x", "limit": 0}, "limit is 0; expected an integer from 1 to 100"),
-        ({"query": "x", "limit": True}, "limit is True; expected an integer from 1 to 100"),
-        ({"query": "x", "limit": 2.5}, "limit is 2.5; expected an integer from 1 to 100"),
-        ({"query": "x", "limit": None}, "limit is None; expected an integer from 1 to 100"),
-        ({"query": "x", "limit": "ten"}, "limit is 'ten'; expected an integer from 1 to 100"),
-        ({"query": "x", "limit": [1]}, "limit is [1]; expected an integer from 1 to 100"),
-        ({"query": "x", "min_score": 2}, "min_score is 2; expected a number from 0 to 1, or null"),
+        ({}, "the argument 'query' is missing; expected a string"),
+        ({"query": 5}, "the argument 'query' is 5; expected a string"),
+        ({"query": None}, "the argument 'query' is None; expected a string"),
+        (
+            {"query": "x" * 5000},
+            "the argument 'query' has 5,000 characters; expected at most 4,000",
+        ),
+        (
+            {"query": "x", "limit": 0},
+            "the argument 'limit' is 0; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "limit": True},
+            "the argument 'limit' is True; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "limit": 2.5},
+            "the argument 'limit' is 2.5; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "limit": None},
+            "the argument 'limit' is None; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "limit": "ten"},
+            "the argument 'limit' is 'ten'; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "limit": [1]},
+            "the argument 'limit' is [1]; expected an integer from 1 to 100",
+        ),
+        (
+            {"query": "x", "min_score": 2},
+            "the argument 'min_score' is 2; expected a number from 0 to 1, or null",
+        ),
         (
             {"query": "x", "min_score": "nan"},
-            "min_score is 'nan'; expected a number from 0 to 1, or null",
+            "the argument 'min_score' is 'nan'; expected a number from 0 to 1, or null",
         ),
-        ({"limit": 500}, "query is missing; expected a text; limit is 500"),
+        (
+            {"limit": 500},
+            "the argument 'query' is missing; expected a string; the argument 'limit' is 500",
+        ),
     ],
 )
 def test_invalid_tool_argument_is_named_in_error(

@@ -672,7 +672,7 @@ def test_only_newest_ended_runs_are_kept(
 REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"user_id": "bob"}}}, 422, "'user_id' is 'bob'"),
     ({"config": {"configurable": {"owner": "bob"}}}, 422, "'owner' is 'bob'"),
-    ({"context": {"user_id": " "}}, 403, "the person is ' '"),
+    ({"context": {"user_id": " "}}, 403, "' ' is not a valid user name"),
     ({"context": {"owner": "bob", "user_id": "ann"}}, 422, "'owner' is 'bob'"),
     ({"config": {"configurable": {"run_id": "r"}}}, 422, "'run_id' is 'r'"),
     ({"config": {"configurable": {"checkpoint_id": 5}}}, 422, "checkpoint_id is 5"),
@@ -682,7 +682,7 @@ REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"langgraph_auth_user": {}}}}, 422, "'langgraph_auth_user'"),
     ({"checkpoint": {"thread_id": "other"}}, 422, "'thread_id' is 'other'"),
     ({"config": {"recursion_limit": 100_000}}, 422, "recursion_limit"),
-    ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b', but this server calls no host"),
+    ({"webhook": "http://a.b"}, 422, "the webhook 'http://a.b' is not allowed"),
     ({"after_seconds": -5}, 422, "after_seconds"),
     ({"after_seconds": 1e12}, 422, "after_seconds"),
     ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "cannot be combined"),

@@ -193,9 +193,9 @@ def test_search_by_values_is_refused_beyond_thread_limit(
 ) -> None:
     monkeypatch.setattr(api_threads, "MAX_THREADS_READ", 2)
 
-    with expect_refusal("a search by values reads at most 2 threads, but more"):
+    with expect_refusal("a search by 'values' examines at most 2 threads, but more"):
         sdk_with_threads.threads.search(values={"heard": ["cats"]})
-    with expect_refusal("a search by values reads at most 2 threads, but more"):
+    with expect_refusal("a search by 'values' examines at most 2 threads, but more"):
         sdk_with_threads.threads.count(values={"heard": ["cats"]})
     assert thread_ids(
         sdk_with_threads.threads.search(values={"heard": ["apples"]}, ids=["a", "b"])

@@ -218,11 +218,11 @@ def test_run_and_cron_with_webhook_to_unlisted_host_are_refused(
     settings: Settings, gate: Gate
 ) -> None:
     with serve_graphs(settings, gate) as sdk:
-        with pytest.raises(UnprocessableEntityError, match="calls no host"):
+        with pytest.raises(UnprocessableEntityError, match="calls no webhooks"):
             sdk.runs.create(
                 "t", "talk", input=build_input("hi"), webhook="https://hooks.example.com/"
             )
-        with pytest.raises(UnprocessableEntityError, match="calls no host"):
+        with pytest.raises(UnprocessableEntityError, match="calls no webhooks"):
             sdk.crons.create("talk", schedule="@daily", webhook="https://hooks.example.com/")
 
         assert sdk.runs.list("t") == []
@@ -256,7 +256,7 @@ def test_host_with_private_address_is_not_called(
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     place = f"http://hooks.example.com:{listener.server_port}"
 
-    with pytest.raises(ConfigurationError, match="which is not public"):
+    with pytest.raises(ConfigurationError, match="which is not a public address"):
         asyncio.run(Webhooks([place], SECRET).post_run_to_webhook(f"{place}/", {}))
     assert asked == ["hooks.example.com"]
     assert listener.requests == []

@@ -504,7 +504,7 @@ def test_lock_requires_direct_if_the_pool_parameters_are_unusable(options: dict[
 def test_async_pool_and_plain_connection_are_refused(pool: WatchedPool) -> None:
     with pytest.raises(ConfigurationError, match="AsyncConnectionPool, whose connections"):
         PostgresStore(AsyncConnectionPool("", open=False))  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="direct is a pool"):
+    with pytest.raises(ConfigurationError, match="'direct' is a connection pool"):
         PostgresCheckpointer(pool, direct=pool)  # type: ignore[arg-type]
     with (
         psycopg.connect(postgres_server.dsn()) as conn,

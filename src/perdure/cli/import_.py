@@ -215,7 +215,7 @@ def export(
         )
     if user is not None:
         _export_data_of_person(
-            check_user("--user", user, "give the name of the person"), owners, db
+            check_user("--user", user, "pass the name of the person"), owners, db
         )
         return
     if owners is not None:
@@ -384,7 +384,9 @@ class _ConversationFilesReader:
         except zipfile.BadZipFile as exc:
             raise ImportFailed(f"{label!r} cannot be unpacked: {exc}") from exc
         except UnicodeDecodeError as exc:
-            raise ImportFailed(f"{label!r} is not UTF-8 text: {location}byte {exc.start}") from exc
+            raise ImportFailed(
+                f"{label!r} is not UTF-8 text: {location}invalid byte at offset {exc.start}"
+            ) from exc
         if not is_any:
             raise ImportFailed(
                 f"{label!r} {reason or 'contains no conversations'}; expected one of these: an "

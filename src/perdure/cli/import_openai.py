@@ -45,7 +45,8 @@ def convert_fine_tuning_example_to_conversation(
         preferred, other = (json_line.get(name) for name in _PREFERENCE_FIELDS)
         if not isinstance(preferred, list) or not isinstance(other, list):
             raise MalformedPart(
-                f"a preference example needs lists in {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
+                f"the fields {' and '.join(map(repr, _PREFERENCE_FIELDS))} of a preference example "
+                "must both be lists"
             )
         messages = model_input["messages"]
         branch = {"after": len(messages), "messages": other}

@@ -73,7 +73,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 def list_(
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="List only this kind, such as fact, turn or profile."),
+        typer.Option(metavar="KIND", help="List only memories of this kind, such as fact or turn."),
     ] = None,
     limit: LimitOption = SHOWN_LIMIT,
     ids: IdsOption = False,
@@ -467,7 +467,8 @@ def quarantine(
     has_action = release or discard
     if (release and discard) or (has_action and key is None):
         raise ConfigurationError(
-            "pass a key with --release or --discard, and only one of these two options"
+            "--release and --discard each require a KEY and cannot be combined; pass a KEY and "
+            "one of the two options"
         )
     from perdure.memory.collection import Quarantine
 

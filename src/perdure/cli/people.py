@@ -59,7 +59,7 @@ class _ReportRow(NamedTuple):
 @app.command()
 def forget(
     user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="The exact name of the person.")
+        str, typer.Option("--user", metavar="NAME", help="The exact user name of the person.")
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -193,7 +193,8 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
         keys = tomllib.loads(keys_file.read_text(encoding="utf-8")).get("keys", [])
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"--keys {str(keys_file)!r} cannot be read: {exc}; pass the keys file of the server"
+            f"the keys file {str(keys_file)!r} cannot be read: {exc}; pass the server's keys file "
+            "as --keys"
         ) from exc
     return [key for key in keys if isinstance(key, dict)]
 
@@ -219,5 +220,6 @@ def _iter_audit_log_records(path: Path | None) -> Iterator[dict[str, Any]]:
                     yield record
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"--audit {str(path)!r} cannot be read: {exc}; pass the audit log of the server"
+            f"the audit log {str(path)!r} cannot be read: {exc}; pass the server's audit log "
+            "as --audit"
         ) from exc

@@ -102,7 +102,7 @@ def serve(
         typer.Option(
             parser=ip_network,
             metavar="ADDRESS",
-            help="Trust the X-Forwarded-For header of this proxy.",
+            help="Trust the X-Forwarded-For header from this proxy.",
         ),
     ] = None,
     new_key: Annotated[
@@ -111,7 +111,7 @@ def serve(
     ] = None,
     team: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A team of the --new-key user; can be repeated."),
+        typer.Option(metavar="NAME", help="Add the --new-key user to this team; can be repeated."),
     ] = None,
     log: Annotated[
         Literal["text", "json"],

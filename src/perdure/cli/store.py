@@ -131,7 +131,7 @@ def put(
         str | None, Option(metavar="TEXT", help='Store the value {"text": TEXT}.')
     ] = None,
     ttl: Annotated[
-        float | None, Option(metavar="MINUTES", help="Expire the item after this time.")
+        float | None, Option(metavar="MINUTES", help="Expire the item after this many minutes.")
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -140,8 +140,8 @@ def put(
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError(
-            "pass the value in exactly one way: as JSON, with - to read JSON from stdin, or with "
-            "--text"
+            "pass the value in exactly one way: as a JSON argument, as - to read JSON from stdin, "
+            "or with --text"
         )
     if ttl is not None and not ttl > 0:
         raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")

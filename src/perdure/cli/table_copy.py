@@ -645,15 +645,14 @@ class DatabaseCopy:
         """
         if self.table_pairs[0][0].database.read(lambda: fetch_rows(_SELECT_COPY_MARK)):
             raise ConfigurationError(
-                f"{self._source_path} is an incomplete copy; run the command that started this "
-                "copy again to complete it first"
+                f"{self._source_path} is an incomplete copy of another database; first complete "
+                "this copy by running the command that started it again"
             )
         copy_mark = self._marked_database.read(lambda: fetch_rows(_SELECT_COPY_MARK))
         if copy_mark and copy_mark[0][0] != self._source_path.encode():
             raise ConfigurationError(
-                f"{self._marked_database.path} contains an incomplete copy of "
-                f"{copy_mark[0][0].decode()}, not of {self._source_path}; "
-                "complete that copy, or pass an empty database"
+                f"{self._marked_database.path} contains an incomplete copy of another database, "
+                f"{copy_mark[0][0].decode()}; pass an empty database, or complete that copy first"
             )
         for source, target in self.table_pairs:
             for table in () if copy_mark else target.tables:

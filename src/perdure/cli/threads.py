@@ -305,7 +305,7 @@ def fork(
     with open_database(db) as database:
         source = resolve_thread_id(database, thread)
         if not new:
-            raise ConfigurationError("the id of the copy is empty; pass an id as NEW")
+            raise ConfigurationError("NEW is empty; pass an id for the copy of the thread")
         if any(info.thread_id == new for info in database.saver.threads(prefix=new)):
             raise ConfigurationError(f"the thread {new!r} already exists; pass another id as NEW")
         checkpoint = None if at is None else resolve_checkpoint_id(database, source, at)

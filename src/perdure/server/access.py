@@ -279,7 +279,7 @@ def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """
     if (count := _count_containers_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
-            f"the metadata {expected!r:.80} has {count} lists and objects nested in lists; "
+            f"the filter {expected!r:.80} contains {count} lists and objects inside lists; "
             f"expected at most {_MAX_NESTED_IN_LISTS}"
         )
     return _build_json_containment_predicate_without_limit(expected)

@@ -40,14 +40,14 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
         return identity
     if len({*names}) > 1:
         raise Forbidden(
-            f"the header {PERSON_HEADER} was sent {len(names)} times with different names; send it "
-            "only once"
+            f"the header {PERSON_HEADER} was sent {len(names)} times with different user names; "
+            "send it only once"
         )
     try:
         person = names[0].encode("latin-1").decode()
     except ValueError:
         raise Forbidden(
-            f"the header {PERSON_HEADER} is {names[0]!r:.80}; expected a name encoded in UTF-8"
+            f"the header {PERSON_HEADER} is {names[0]!r:.80}; expected a user name encoded in UTF-8"
         ) from None
     return build_identity_acting_for(access, identity, person)
 
@@ -72,7 +72,10 @@ def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> 
         or person == "*"
         or "\0" in person
     ):
-        raise Forbidden(f"the person is {person!a:.80}; expected a user name that is not '*'")
+        raise Forbidden(
+            f"{person!a:.80} is not a valid user name; expected the name of a single user, with at "
+            f"most {_MAX_NAME_CHARS} characters"
+        )
     if person == caller.person:
         return caller
     if caller.acting_for is not None:

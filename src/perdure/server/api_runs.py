@@ -107,7 +107,7 @@ class CancelRequest(WithoutNulls):
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
         ):
-            raise ValueError("pass either thread_id and run_ids, or status")
+            raise ValueError("pass either both 'thread_id' and 'run_ids', or only 'status'")
         return self
 
 
@@ -312,9 +312,7 @@ async def cancel_run(
     if run.status not in LIVE_STATES:
         raise Refused(f"run {run_id!r} has ended already; its status is {run.status!r}", 404)
     if not await runs.cancel_run(run.tenant, run.row.live, action):
-        raise Refused(
-            f"run {run_id!r} ended before the cancellation, so nothing was cancelled", 404
-        )
+        raise Refused(f"run {run_id!r} ended before it could be cancelled", 404)
     if wait:
         await run.wait_until_ended()
     return Response(status_code=204 if wait else 202)
@@ -509,8 +507,8 @@ async def _find_thread_for_run_on_behalf_of_person(
     thread_person = call.threads.find_person(thread)
     if thread_person not in (None, "", person):
         raise Forbidden(
-            f"the thread {thread_id!r} does not belong to {person!r}, the user for whom you act; "
-            "use one of this user's threads"
+            f"you are acting for the user {person!r}, but the thread {thread_id!r} belongs to "
+            "another user; use a thread of the user for whom you are acting"
         )
     return thread
 

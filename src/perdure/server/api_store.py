@@ -67,7 +67,9 @@ async def put_item(call: CurrentCall, body: NewItem) -> None:
         call, body.namespace, body.model_dump(include=field_names)
     )
     if arguments["value"] is None:
-        raise InvalidValue("the value is None; expected an object. To remove an item, delete it")
+        raise InvalidValue(
+            "the value is null; expected a JSON object; to delete the item, use DELETE /store/items"
+        )
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     author = call.find_author_to_record_in_team_namespace(arguments["namespace"])
     provenance = None if author is None else Provenance(author=author, at=datetime.now(UTC))

@@ -322,8 +322,8 @@ async def _search_threads_by_state_values(
             return matching[offset:]
     if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
-            f"a search by values reads at most {MAX_THREADS_READ} threads, but more threads match "
-            "the other conditions; narrow the search by metadata, ids or status"
+            f"a search by 'values' examines at most {MAX_THREADS_READ} threads, but more threads "
+            "match the other conditions; narrow the search by metadata, ids or status"
         )
     return matching[offset:]
 

@@ -237,7 +237,7 @@ class Assistants:
         """Check an assistant's fields, and return a copy of them."""
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
-                f"graph_id is {content['graph_id']!r}, which is not served; the served graphs "
+                f"the graph {content['graph_id']!r} is not served; the served graphs "
                 f"are {', '.join(self._graphs)}",
                 422,
             )
@@ -367,8 +367,8 @@ def _refuse_reserved_config_names(config_values: dict[str, Any]) -> dict[str, An
     for name, value in config_values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
-                f"{name!r} is {value!r:.80}, but only a run can set {name!r}, not an assistant; "
-                "remove it"
+                f"{name!r} is {value!r:.80}, but only a run can set {name!r}; "
+                f"remove {name!r} from the assistant"
             )
     return config_values
 

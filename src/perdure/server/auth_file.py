@@ -281,11 +281,13 @@ def _find_authentication_and_authorization_handlers(
         handlers = {**auth._handlers, ("*", "*"): auth._global_handlers}
     except AttributeError as exc:
         raise ConfigurationError(
-            f"langgraph-sdk {version('langgraph-sdk')} is not supported: the handlers of Auth "
-            f"were not found ({exc}); install another version"
+            f"langgraph-sdk {version('langgraph-sdk')} is not supported, because its Auth object "
+            f"lacks the expected handlers ({exc}); install another version"
         ) from exc
     if authenticate is None:
-        raise ConfigurationError(f"{path!r} has no handler for @auth.authenticate; add one")
+        raise ConfigurationError(
+            f"{path!r} has no authentication handler; decorate a function with @auth.authenticate"
+        )
     return authenticate, {
         pair: registered[-1] for pair, registered in handlers.items() if registered
     }

@@ -189,9 +189,9 @@ class Call:
         person = self.threads.find_person(await self.threads.get_permitted_row(thread_id))
         if not self.identity.may_see_memories_of(person):
             raise Forbidden(
-                f"the model views of the thread {thread_id!r} can contain memories of the user to "
-                "whom the thread belongs; only this user, and callers who are allowed to act for "
-                "this user, can see the views"
+                f"the recorded model inputs of the thread {thread_id!r} can contain memories of "
+                "the thread's user; only this user, and callers who are allowed to act for this "
+                "user, can read them"
             )
 
     async def authorize_and_build_memory_selection(
@@ -317,8 +317,8 @@ class Call:
             # Refuse large offsets. They would be slow, because the caller's access to each row
             # before the offset would have to be checked.
             raise ConfigurationError(
-                f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
-                "prefix"
+                f"the offset {offset} is greater than 10,000, the maximum for a list without a "
+                "prefix; pass a prefix"
             )
         visible_limit = offset + options.pop("limit")
         page_size = min(visible_limit, _PAGE_SIZE)

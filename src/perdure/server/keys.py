@@ -173,8 +173,8 @@ class KeysFileAccess:
         tenants = {entry.tenant for entry in self._keys if entry.user == person}
         if tenants and identity.tenant not in tenants:
             raise Forbidden(
-                f"the user {person!r:.80} has no API key in the tenant of {identity.user!r}; pass "
-                "a user who has an API key in this tenant"
+                f"the user {person!r:.80} has no API key in your tenant; pass a user who has an "
+                "API key in your tenant"
             )
 
     async def _reload_keys_if_stale(self) -> None:

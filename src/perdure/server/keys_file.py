@@ -100,7 +100,7 @@ def _convert_keys_file_errors(path: Path) -> Iterator[None]:
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
             f"the keys file {str(path)!r} cannot be read: {problem}; expected [[keys]] "
-            "with user, sha256 and optionally tenant, permissions and teams"
+            "tables with user, sha256 and optionally tenant, permissions and teams"
         ) from None
 
 
@@ -138,8 +138,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
             new_text, [key for key in keys if not is_revoked(key)]
         ):
             raise ConfigurationError(
-                f"the keys file {str(path)!r} has keys that are not in a [[keys]] table of their "
-                "own, so it cannot be edited; remove the keys by hand"
+                f"the keys file {str(path)!r} cannot be edited automatically, because it has keys "
+                "outside [[keys]] tables; remove the keys from the file by hand"
             )
         try:
             if _replace_file_if_unchanged(path, old_content, new_text.encode("utf-8")):

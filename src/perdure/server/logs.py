@@ -134,7 +134,9 @@ class Audit:
             _LOG.info(line.decode().rstrip())
             return
         if os.write(self._file, line) < len(line):
-            raise OSError("only a part of a record was written to the audit log; is the disk full?")
+            raise OSError(
+                "only part of a record was written to the audit log; check whether the disk is full"
+            )
         os.fsync(self._file)
 
 

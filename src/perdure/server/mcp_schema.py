@@ -80,7 +80,9 @@ class ToolSchema(NamedTuple):
                 elif "default" in schema:
                     valid_arguments[name] = schema["default"]
                 else:
-                    problems.append(f"{name} is missing; expected {_describe_type(schema)}")
+                    problems.append(
+                        f"the argument {name!r} is missing; expected {_describe_type(schema)}"
+                    )
             except ValueError as exc:
                 problems.append(str(exc))
         if problems:
@@ -225,15 +227,19 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
         return None
     converted = _CONVERSIONS[value_schema["type"]](value)
     if converted is None:
-        raise ValueError(f"{name} is {_quote_value(value)}; expected {_describe_type(schema)}")
+        raise ValueError(
+            f"the argument {name!r} is {_quote_value(value)}; expected {_describe_type(schema)}"
+        )
     if isinstance(converted, str):
         if len(converted) > value_schema.get("maxLength", len(converted)):
             raise ValueError(
-                f"{name} has {len(converted):,} characters; expected at most "
+                f"the argument {name!r} has {len(converted):,} characters; expected at most "
                 f"{value_schema['maxLength']:,}"
             )
     elif not value_schema["minimum"] <= converted <= value_schema["maximum"]:
-        raise ValueError(f"{name} is {_quote_value(value)}; expected {_describe_type(schema)}")
+        raise ValueError(
+            f"the argument {name!r} is {_quote_value(value)}; expected {_describe_type(schema)}"
+        )
     return converted
 
 
@@ -250,7 +256,7 @@ def _describe_type(schema: Schema) -> str:
     """Describe the values that a schema accepts, for example `an integer from 1 to 100`."""
     value_schema, is_nullable = _split_nullable(schema)
     if value_schema["type"] == "string":
-        expected = "a text"
+        expected = "a string"
     else:
         noun = "an integer" if value_schema["type"] == "integer" else "a number"
         expected = f"{noun} from {value_schema['minimum']} to {value_schema['maximum']}"

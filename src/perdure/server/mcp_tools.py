@@ -137,8 +137,8 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
         )
     if outcome.change == "unchanged" and key and outcome.key != key:
         raise InvalidValue(
-            f"nothing was changed: the memory {outcome.key} says this already, and the "
-            f"memory {key} still has its old text; forget {key} if that text is no longer true"
+            f"nothing was changed: the memory {outcome.key} already says this, so the memory {key} "
+            f"was not updated; if the text of {key} is no longer true, forget {key}"
         )
     if outcome.change == "unchanged":
         return f"Nothing had to be changed: {outcome.reason}. Its id is {outcome.key}."
@@ -164,13 +164,13 @@ async def _supersede_memory(
     if existing is None or (
         TEXT not in existing.value and existing.kind not in _UNCHANGEABLE_KINDS
     ):
-        problem: str | None = "an id that no memory has"
+        problem: str | None = "not the id of a memory"
     else:
         problem = _UNCHANGEABLE_KINDS.get(existing.kind)
     if existing is None or problem:
         raise InvalidValue(
-            f"nothing was stored: {key!r:.80} is {problem}; pass the id of a fact as recall shows "
-            "it, or omit the key to store a new memory"
+            f"nothing was stored: the key {key!r:.80} is {problem}; pass the id of a fact from a "
+            "result of recall, or omit the key to store a new memory"
         )
     return await memories.asupersede(
         key,

@@ -71,7 +71,7 @@ async def _permit_memories(
         Forbidden: The caller is no admin and asks for memories of another user.
     """
     if user is not None:
-        check_user("user", user, "leave it out to see your own memories")
+        check_user("user", user, "omit it to see your own memories")
     namespace = (NAMESPACE[0], user) if user else requested.ns or call.memories
     if namespace != call.memories and not call.identity.is_admin:
         raise Forbidden(

@@ -272,7 +272,9 @@ async def answer_question(
         None,
     )
     if question is None:
-        raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
+        raise VersionConflict(
+            f"thread {id!r} is no longer waiting for this answer; reload its page"
+        )
     command = {"resume": {question["id"]: parse_interrupt_answer(question, form)}}
     request_fields = {"assistant_id": assistant, "command": command, "multitask_strategy": "reject"}
     return await _start_run_and_respond(call, runs, request, thread, request_fields)
@@ -290,7 +292,7 @@ async def send_message(
 ) -> Response:
     """Start a run with the user's message as its input."""
     if not text.strip():
-        raise ConfigurationError(f"the message is {text!r:.80}; enter some text")
+        raise ConfigurationError("the message is blank; enter some text")
     graph_input = {"messages": [{"role": "user", "content": _normalize_newlines(text)}]}
     request_fields = {"assistant_id": assistant, "input": graph_input}
     _, thread = await _load_permitted_thread(call, id)

@@ -129,7 +129,7 @@ def _parse_metadata_filter(text: str) -> tuple[str, Any]:
     """Split a filter such as `key=value` into its key and value."""
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
-        raise ConfigurationError(f"{text!r:.80} is not a metadata filter; enter key=value")
+        raise ConfigurationError(f"{text!r:.80} is not a metadata filter; expected key=value")
     return name.strip(), value.strip()
 
 
@@ -293,7 +293,7 @@ async def show_model_view(request: Request, target: PermittedThread, view: str) 
     views = await aviews(target.saver, target.id, checkpoint_ns=None, limit=1, before=end_id)
     if not views or views[0].id != view:
         raise UnknownCheckpoint(
-            f"the thread {target.id!r} has no recorded model view {view!r}; open the thread again"
+            f"the thread {target.id!r} has no recorded model input {view!r}; open the thread again"
         )
     message_rows = [build_message_row(message) for message in views[0].messages]
     return render_page(

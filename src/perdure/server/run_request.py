@@ -201,8 +201,9 @@ class RunRequest(WithoutNulls):
             self.durability = "async" if self.checkpoint_during else "exit"
         if self.after_seconds and self.multitask_strategy == "reject":
             raise ValueError(
-                "after_seconds cannot be combined with multitask_strategy 'reject', because no "
-                "client is left to receive the rejection; choose another strategy"
+                "after_seconds cannot be combined with multitask_strategy 'reject', because the "
+                "client already has its response when the delayed run starts; choose another "
+                "strategy"
             )
         self._drop_command_if_empty_else_drop_input()
         self.validate_metadata_of_run_checkpoints()

@@ -314,7 +314,8 @@ class Runs:
             if was_empty:
                 return read_at
         raise LookupError(
-            "messages were erased from the thread, so the server dropped the events of its runs"
+            "the events of the thread's runs are no longer available, because messages were erased "
+            "from the thread"
         )
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
@@ -567,8 +568,8 @@ class Runs:
         while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > deadline:
                 raise Refused(
-                    f"run {ids[0]!r} is still running {END_TIMEOUT_S} s after its cancellation; "
-                    "try later",
+                    f"run {ids[0]!r} was cancelled, but is still running after {END_TIMEOUT_S} s; "
+                    "try again later",
                     409,
                 )
             await asyncio.sleep(RETRY_PAUSE_S)

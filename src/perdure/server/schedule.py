@@ -79,7 +79,8 @@ class CronOptions(WithoutNulls):
             zone = ZoneInfo(zone_name)
         except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
             raise ConfigurationError(
-                f"timezone is {zone_name!r:.80}; expected an IANA name such as 'Europe/Berlin'"
+                f"the timezone {zone_name!r:.80} is unknown; expected an IANA name such as "
+                "'Europe/Berlin'"
             ) from exc
         fields = schedule.split()
         try:
@@ -91,8 +92,8 @@ class CronOptions(WithoutNulls):
                 next_at = _find_next_time_in_zone(times, zone)
         except ValueError as exc:
             raise ConfigurationError(
-                f"schedule is {schedule!r:.80}: {exc}; expected five fields (minute, hour, day, "
-                "month, day of the week), such as '0 9 * * mon-fri', or one of "
+                f"the schedule {schedule!r:.80} is invalid: {exc}; expected five fields (minute, "
+                "hour, day, month, day of the week), such as '0 9 * * mon-fri', or one of "
                 f"{', '.join(_SCHEDULE_NAMES)}"
             ) from exc
         end_time = self.end_time and self.end_time.replace(tzinfo=self.end_time.tzinfo or UTC)

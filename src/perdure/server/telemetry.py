@@ -113,7 +113,8 @@ class Telemetry:
             )
         except ImportError as exc:
             raise MissingDependency(
-                'metrics and spans need more packages; run pip install ".[watch]" in a checkout'
+                'metrics and spans need additional packages; run pip install ".[watch]" in a '
+                "checkout of perdure"
             ) from exc
 
     # -- measuring operations

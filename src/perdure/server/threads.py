@@ -113,7 +113,7 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """
     for name in USER_LABELS:
         if isinstance(metadata.get(name), str):
-            check_user(f"{name!r} of the metadata", metadata[name], "leave it out")
+            check_user(f"{name!r} in the metadata", metadata[name], f"remove {name!r}")
     return metadata
 
 
@@ -449,10 +449,14 @@ class Threads:
             VersionConflict: A run of a deleted thread with this id is still under way.
             Forbidden: The caller could not reach a thread with this metadata.
         """
-        if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _MAX_ID_BYTES:
+        if "\0" in thread_id:
             raise InvalidConfig(
-                f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
-                f"most {_MAX_ID_BYTES} bytes, without NUL characters"
+                f"the thread_id {thread_id!r:.80} contains a NUL character; remove the character"
+            )
+        if (size := len(check_thread_id(thread_id).encode())) > _MAX_ID_BYTES:
+            raise InvalidConfig(
+                f"the thread_id {thread_id!r:.80} has {size} bytes; expected at most "
+                f"{_MAX_ID_BYTES} bytes"
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):

@@ -63,8 +63,8 @@ class Webhooks:
         }
         if hosts and not secret:
             raise ConfigurationError(
-                "webhooks are signed, but no secret is set; set PERDURE_WEBHOOK_SECRET to a random "
-                "string, or remove --webhook-host"
+                "--webhook-host requires a secret that signs the webhooks; set "
+                "PERDURE_WEBHOOK_SECRET to a random string, or remove --webhook-host"
             )
         self._secret = (secret or "").encode()
         self._tasks = set[asyncio.Task[None]]()
@@ -77,11 +77,10 @@ class Webhooks:
         """
         if _parse_scheme_and_host_port(url) not in self._hosts:
             allowed_hosts = ", ".join("://".join(host[:2]) for host in sorted(self._hosts))
-            hosts = f"only {allowed_hosts}" if allowed_hosts else "no host"
+            hosts = f"only {allowed_hosts}" if allowed_hosts else "no webhooks"
             raise ConfigurationError(
-                f"webhook is {url!r:.200}, but this server calls {hosts}; to allow another host, "
-                "start the server with --webhook-host NAME, and include the scheme and the port "
-                "unless they are https and 443"
+                f"the webhook {url!r:.200} is not allowed, because this server calls {hosts}; to "
+                "allow a host, start the server with --webhook-host SCHEME://HOST:PORT"
             )
 
     async def start_due_deliveries(self, runs: DatabaseRuns) -> None:
@@ -160,7 +159,9 @@ class Webhooks:
         ):
             # Redirects are not followed, so a redirect counts as an error, too.
             if not reply.is_success:
-                raise httpx.HTTPError(f"the host answered with the status {reply.status_code}")
+                raise httpx.HTTPError(
+                    f"the host responded with the HTTP status {reply.status_code}"
+                )
 
 
 def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
@@ -178,7 +179,8 @@ def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
         ) from exc
     if not parsed.host or parsed.userinfo:
         raise ConfigurationError(
-            f"the webhook URL {url!r:.200} has no host or has a user name; expected https://HOST/…"
+            f"the webhook URL {url!r:.200} has no host, or contains a user name or password; "
+            "expected https://HOST/…"
         )
     return parsed.scheme, f"{_encode_host_as_ascii(parsed)}:{port}"
 
@@ -211,8 +213,9 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
     for candidate in addresses:
         if not _is_public_address(ip_address(candidate.partition("%")[0])):
             raise ConfigurationError(
-                f"webhook host {url.host!r} has the address {candidate}, which is not public; "
-                "if it may be called, start the server with --webhook-host for this address"
+                f"the webhook host {url.host!r} resolves to {candidate}, which is not a public "
+                "address; to call this address, use it in the webhook URL, and allow it with "
+                "--webhook-host"
             )
     return addresses[0]
 

@@ -84,7 +84,7 @@ class Schema(NamedTuple):
         if version > SCHEMA_VERSION:
             raise SchemaMismatch(
                 f"{database_name!r} has version {version} of the {self.component} schema, but "
-                f"this version of perdure supports only {SCHEMA_VERSION}: upgrade perdure"
+                f"this version of perdure supports only {SCHEMA_VERSION}; upgrade perdure"
             )
         return True
 

@@ -291,7 +291,7 @@ def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
         key_bytes = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError as exc:
         raise WrongKey(
-            "the key is not hexadecimal text; create a key with: "
+            "the key is not a hexadecimal string; create a key with: "
             'python -c "import secrets; print(secrets.token_hex(32))"'
         ) from exc
     return ChecksumSeal() if key_bytes is None else AESGCMSeal(key_bytes)

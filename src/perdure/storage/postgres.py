@@ -180,17 +180,17 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = schema if isinstance(schema, str) else ""
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
-                f"the argument 'schema' is {schema!r}; expected up to 41 letters a to z, digits "
-                "and underscores"
+                f"the argument 'schema' is {schema!r}; expected a name of at most 41 lower-case "
+                "letters (a to z), digits and underscores that does not begin with a digit or 'pg_'"
             )
         if type(pool_size) is not int or pool_size < 1:
             raise ConfigurationError(
-                f"the argument 'pool_size' is {pool_size!r}; expected an integer, 1 or more"
+                f"the argument 'pool_size' is {pool_size!r}; expected an integer of 1 or more"
             )
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ConfigurationError(
-                f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds greater "
-                "than 0"
+                f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds "
+                "greater than 0"
             )
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only

@@ -137,7 +137,7 @@ def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None
             f"{name} is PostgreSQL {version}; expected {_MIN_SERVER_VERSION} or newer"
         )
     if encoding != _ENCODING:
-        raise ConfigurationError(f"{name} has server_encoding={encoding}; expected {_ENCODING}")
+        raise ConfigurationError(f"the encoding of {name} is {encoding}; expected {_ENCODING}")
 
 
 # -- pools

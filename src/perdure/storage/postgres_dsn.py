@@ -66,8 +66,8 @@ def normalize_dsn(dsn: object) -> str:
     if not isinstance(dsn, str) or not dsn:
         kind = "empty" if dsn == "" else f"of type {type(dsn).__name__}"
         raise ConfigurationError(
-            f"the DSN is {kind}; expected text like postgresql://user@host/database, a function "
-            "that returns such text, or a psycopg_pool.ConnectionPool"
+            f"the DSN is {kind}; expected a string such as postgresql://user@host/database, a "
+            "function that returns such a string, or a psycopg_pool.ConnectionPool"
         )
     if "=" not in dsn and "://" not in dsn:
         raise ConfigurationError(
@@ -85,8 +85,8 @@ def normalize_dsn(dsn: object) -> str:
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
     # The error message does not contain the DSN, because the DSN may contain a password.
     raise ConfigurationError(
-        "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
-        "password write %40 for @, %2F for / and %25 for %"
+        "the DSN is not a Postgres DSN; expected postgresql://user:password@host/database; in the "
+        "password, write %40 for @, %2F for / and %25 for %"
     )
 
 
@@ -309,8 +309,8 @@ def _check_is_sync_and_takes_no_arguments(function: Callable[[], object], label:
     call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     if any(inspect.iscoroutinefunction(candidate) for candidate in (function, call)):
         raise ConfigurationError(
-            f"{label} is asynchronous; expected a function that returns the DSN without await. "
-            "perdure calls the function in a thread, so it may block"
+            f"{label} is asynchronous; expected a regular function that returns the DSN; the "
+            "function can block, because perdure calls it in a separate thread"
         )
     try:
         signature = inspect.signature(function)
@@ -386,14 +386,14 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
     """
     if isinstance(dsn, AsyncConnectionPool):
         raise ConfigurationError(
-            f"{argument} is an AsyncConnectionPool, whose connections belong to one event loop; "
-            "expected a psycopg_pool.ConnectionPool, which perdure uses in threads, without "
-            "blocking the event loop"
+            f"the argument {argument!r} is an AsyncConnectionPool, whose connections belong to one "
+            "event loop; expected a psycopg_pool.ConnectionPool, which perdure uses in threads, "
+            "without blocking the event loop"
         )
     if isinstance(dsn, ConnectionPool):
         raise ConfigurationError(
-            f"{argument} is a pool; expected a DSN or a function that returns a DSN, because locks "
-            "need a connection outside the pool"
+            f"the argument {argument!r} is a connection pool; expected a DSN or a function that "
+            "returns a DSN, because locks need a connection outside the pool"
         )
     if callable(dsn):
         advice = "the function must return a DSN like postgresql://user:password@host/database"

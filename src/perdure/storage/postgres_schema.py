@@ -190,7 +190,8 @@ def check_tenant_name(tenant: Any) -> str | None:
     if tenant is None or (isinstance(tenant, str) and tenant and "\0" not in tenant):
         return tenant
     raise ConfigurationError(
-        f"the argument 'tenant' is {tenant!r:.80}; expected the name of a tenant, or None"
+        f"the argument 'tenant' is {tenant!r:.80}; expected None or a non-empty string without NUL "
+        "characters"
     )
 
 

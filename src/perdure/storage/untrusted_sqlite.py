@@ -237,8 +237,8 @@ class UntrustedFileGuard:
             self._identity = self._identity or (status.st_dev, status.st_ino)
             if self._identity != (status.st_dev, status.st_ino):
                 raise StorageError(
-                    f"{self._path!r} was replaced by another file during the read; "
-                    "start the read again"
+                    f"{self._path!r} was replaced by another file while it was being read; try "
+                    "again"
                 )
 
     def set_connection_limits(self, conn: UntrustedConnection) -> None:
@@ -280,9 +280,8 @@ class UntrustedFileGuard:
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
-                f"the read of {self._path!r} was stopped after more steps than a database of this "
-                "size can require; the file is damaged, or it was crafted so that reading never "
-                "ends"
+                f"reading {self._path!r} was aborted, because it took more steps than any database "
+                "of this size requires; the file is damaged or malicious"
             ) from exc
         except sqlite3.DataError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
