@@ -15,7 +15,7 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import CorruptRecord, InvalidNamespace
 
-# first label of the namespaces that langgraph reserves, into which users cannot put items
+# first label of the namespaces that langgraph reserves for itself; users cannot put items into them
 RESERVED = "langgraph"
 # maximum size in bytes of a key, and of an encoded path
 MAX_KEY = 4096
@@ -72,9 +72,9 @@ def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
 
 
 def check_item_key(key: Any) -> str:
-    """Validate an item's key, and return it as text.
+    """Validate an item's key, and return it as a string.
 
-    Integers and UUIDs are converted to text, as langgraph does.
+    Integers and UUIDs are converted to strings, as in langgraph.
 
     Raises:
         InvalidNamespace: The key is of another type, is empty, too long or not Unicode text, or

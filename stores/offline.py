@@ -38,8 +38,8 @@ _UNKNOWN_ID = 1
 _MAX_WORD_LENGTH = 100
 # maximum number of words in each of the two token id caches, which together take at most 10 MB
 _MEMO_SIZE = 1 << 16
-# maximum length of a run of characters whose token ids are cached; longer runs are usually URLs or
-# text in scripts without spaces, and seldom recur
+# maximum length of a character sequence whose token ids are cached; longer sequences seldom recur,
+# because they are usually URLs, or text in scripts that use no spaces
 _MAX_MEMO_LENGTH = 32
 # Minimum average length, in letters, of the word pieces of a known word. Words that split into
 # shorter pieces count as unknown.
@@ -48,7 +48,7 @@ _MIN_PIECE_LENGTH = 3
 # query's vector is zero. For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is
 # 0.
 _MIN_KNOWN_SHARE = 0.5
-# maximum number of token vectors that are summed in one step, which limits memory use to 1 MB
+# maximum number of token vectors that are summed in one step, to limit memory use to 1 MB
 _TOKENS_AT_ONCE = 4096
 
 # Control characters that Python's str.split() treats as white space. BERT's tokenizer drops them,
@@ -62,7 +62,7 @@ _CJK = re.compile(
 
 
 class _FoldedCharacters(dict[int, str]):
-    """A `str.translate` table that maps each decomposed character to its replacement.
+    """A `str.translate` table that maps each character of decomposed text to its replacement.
 
     Entries are added on demand.
     """
@@ -140,7 +140,7 @@ class WordPieceTokenizer:
     def compute_share_of_letters_in_known_words(self, text: str) -> float:
         """Return the fraction of a text's letters that belong to known words.
 
-        A word counts as known if the word or its stem splits into sufficiently long word pieces.
+        A word is known if the word itself or its stem splits into word pieces that are long enough.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -152,7 +152,7 @@ class WordPieceTokenizer:
         return 1 - unknown_letters / sum(map(len, words)) if words else 1.0
 
     def _has_long_pieces(self, word: str) -> bool:
-        """Return whether the pieces of a word are long enough to carry its meaning."""
+        """Return whether the word pieces of a word are long enough for it to count as known."""
         return len(word) >= _MIN_PIECE_LENGTH * len(self._parts_memo[word]) - 1
 
     def clear_memo(self) -> None:
@@ -198,9 +198,9 @@ class StaticEmbedder:
     The table also has rows for word pieces from other languages, but the vectors in these rows
     carry no meaning. The table rows of the most frequent punctuation marks are zero vectors, so
     these marks do not affect a text's vector. A text's vector is independent of all other texts and
-    of word order. Long texts are not truncated, but their vectors are averages that carry little
-    meaning. Therefore, split long texts into chunks (see `perdure.stores.text`), and embed each
-    chunk.
+    of word order. Long texts are not truncated, but their vectors are averages over so many words
+    that they carry little meaning. Therefore, split long texts into chunks (see
+    `perdure.stores.text`), and embed each chunk.
 
     The table is loaded once per process, on first use, in about 15 ms. An embedder can be shared
     between OS threads.
@@ -208,9 +208,10 @@ class StaticEmbedder:
 
     name = NAME
     dims = DIMS
-    # the embedder is fast enough to compute vectors during searches, so a store does not save them
+    # the embedder is fast enough that stores compute vectors during searches instead of saving them
     quick = True
-    in_process = True  # the embedder runs in this process, so it needs no time limit
+    # calls need no timeout, because the embedder runs in this process
+    in_process = True
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Embed texts as unit vectors or zero vectors; float32[len(texts), DIMS]."""
@@ -262,8 +263,8 @@ def _load_vector_table_tokenizer_and_non_english_ids() -> tuple[
     """Return the embedding table, the tokenizer, and the ids of non-English tokens.
 
     The table and vocabulary files are read once per process. Non-English tokens are stop words of
-    other languages and letters of other writing systems. A text that contains none of these tokens
-    is treated as English without further checks.
+    other languages and letters of other writing systems. For a text that contains none of these
+    tokens, language detection is skipped, and the text is treated as English.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.

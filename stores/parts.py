@@ -1,4 +1,4 @@
-"""The components of an open store, its validated options, and the runner of its operations.
+"""The components of an open store, its validated options, and the class that runs its operations.
 
 The options of a store are checked before its database is opened. When the database is opened, the
 options are compared with the settings recorded in it.
@@ -219,7 +219,7 @@ def resolve_and_record_searched_json_paths(
 
 
 def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether the recorded setting for how words are stored is valid."""
+    """Return whether the recorded setting that specifies how words are stored is valid."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -298,8 +298,8 @@ class StoreParts:
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
-            # A damaged model setting is ignored here, because every operation that needs the model
-            # raises an error.
+            # A damaged model setting is ignored here, so that operations that do not need the model
+            # still work. Operations that need the model raise an error.
             with suppress(CorruptRecord):
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
@@ -330,7 +330,7 @@ class StoreParts:
     def build_parts_limited_to_prefix(
         self, prefix: bytes, max_items: int | None, max_bytes: int | None
     ) -> Self:
-        """Return the components of a scope, which is restricted to the namespaces under a path.
+        """Return the components of a scope that is restricted to the namespaces under a path.
 
         The scope cannot access namespaces outside its path. Error messages show namespaces relative
         to the scope.
@@ -385,8 +385,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # No caches need to be cleared after an erasure, because only the index holds fragments
-            # of texts.
+            # After an erasure, no caches need to be cleared, because fragments of texts are held
+            # only in the index.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -398,7 +398,7 @@ class StoreParts:
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """Return the full path of a namespace prefix that is relative to the scope."""
+        """Return the full path of a namespace prefix that is given relative to the scope."""
         return self.root + check_namespace_prefix_and_build_path(prefix)
 
     def build_item_selection(
@@ -521,7 +521,7 @@ def _build_store_embedder(
 
 
 def _build_keyed_word_hasher(secret_key: bytes) -> Callable[[str], str]:
-    """Return a function that computes keyed hashes of words.
+    """Return a function that computes the keyed hash of a word.
 
     Equal words have equal hashes. Without the key, hashes reveal only which words are equal.
     """
@@ -551,7 +551,7 @@ class _WriteRequest(NamedTuple):
 
 
 class OperationRunner:
-    """Runs store operations, which are coroutines that await effects.
+    """Runs store operations, which are implemented as coroutines that await effects.
 
     An effect is a step, such as a database write, that blocking and async callers perform in
     different ways. The methods `run_read_flow`, `run_write_flow` and
@@ -568,8 +568,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            # Open the database before running the operation, because preparing a put requires the
-            # searched JSON paths, which are recorded in the database.
+            # Open the database before running the operation. Opening it loads the searched JSON
+            # paths, which are needed to prepare a put.
             self.database.connect()
             return run_operation(operation)
 
@@ -642,9 +642,10 @@ class OperationRunner:
     async def _write_requests_in_one_transaction(self, requests: list[_Request]) -> None:
         """Write the requests of several callers in a single transaction.
 
-        None of the puts has a required version or a limit, so only a database error can make them
-        fail. If the transaction fails, or if two puts have the same key, each request runs in its
-        own transaction, so that one caller's request cannot make another caller's request fail.
+        All puts are unconditional (they have no required version and no limits), so only a database
+        error can make them fail. If the transaction fails, or if two puts have the same key, each
+        request runs in its own transaction, so that one caller's request cannot make another
+        caller's request fail.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]

@@ -49,8 +49,8 @@ class JSONBLocation(JSONLocation):
     def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
         """Convert a condition on a JSON document to an SQL condition on the document's table row.
 
-        The returned SQL condition parses each row's JSON document only once. A row whose document
-        cannot be parsed always meets the condition.
+        The returned SQL condition parses each row's JSON document only once. The condition is
+        always true for a row whose document cannot be parsed.
         """
         text, read_json = json_condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
@@ -64,8 +64,8 @@ class JSONBLocation(JSONLocation):
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """Return the possible relative paths (suffixes) from this location to the value of `key`.
 
-        Postgres paths do not distinguish between the label "0" and the array index 0, so a
-        condition on the path may select too many rows.
+        In Postgres, the path element "0" matches both the object key "0" and the array index 0, so
+        a condition on the path may select too many rows.
         """
         step_lists = dict.fromkeys(
             ((key,), (key,) if isinstance(key, int) else parse_filter_path(key))

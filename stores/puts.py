@@ -38,11 +38,11 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
-# maximum number of values that are validated on the event loop; a larger number is validated in
+# maximum number of values that are validated on the event loop; larger batches are validated in
 # another OS thread
 _MAX_BRIEF_VALUES = 16
-# maximum total cost of validating values on the event loop, chosen so that the loop is blocked for
-# at most 0.2 ms; the cost grows with the number of characters and elements
+# maximum total cost of the values that are validated on the event loop, chosen to block the loop
+# for at most 0.2 ms; a value's cost depends on its number of characters and elements
 _BRIEF_COST = 20_000
 # base cost of validating a list or dict; each element adds 1 to this cost
 _CONTAINER_COST = 100
@@ -80,7 +80,7 @@ class Put:
     # the key must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
-    # whether the item can be found by searches with a query
+    # True if searches with query text can find the item
     is_searched: bool = True
     # whether the vectors computed from the text are stored
     stores_vectors: bool = False
@@ -104,13 +104,13 @@ class Put:
 
     @property
     def has_index_row(self) -> bool:
-        """Whether the version has a row in `store_search_data`."""
+        """True if the version has a row in `store_search_data`."""
         return self.is_searched and (self.stores_vectors or self.fields is not None)
 
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Validates puts, and computes everything about a put that does not depend on the database."""
+    """Validates puts, and computes all their data that does not depend on the database."""
 
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
@@ -121,7 +121,7 @@ class PutPreparer:
     limits: tuple[Limit, ...] = ()  # limits of scopes that no put may exceed
 
     def check_row_key(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """Validate a namespace and a key. Return the namespace as a path, and the key as text."""
+        """Validate a namespace and a key. Return the namespace's path and the key string."""
         return check_namespace_and_build_path(namespace, self.root), check_item_key(key)
 
     def prepare_put(
@@ -168,7 +168,7 @@ class PutPreparer:
         return self.add_scope_limits_and_text_chunks_to_put(put)
 
     def add_scope_limits_and_text_chunks_to_put(self, put: Put) -> Put:
-        """Set the scope limits that a put must not exceed, and the chunks of its text to embed."""
+        """Set the scope limits of a put, and split its searched text into chunks to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
@@ -208,7 +208,7 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """Parse the stored list of JSON paths whose text is searched."""
+        """Parse a stored JSON list of searched paths; None means the default paths."""
         return self.fields if stored is None else json.loads(stored)
 
     def compute_vectors_on_demand(
@@ -216,7 +216,7 @@ class PutPreparer:
         values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
         file_model: Model | None,
     ) -> list[bytes | None]:
-        """Embed values that have no stored vectors.
+        """Compute the embeddings of values that have no stored vectors.
 
         Args:
             values_and_field_lists: Each value, and the stored list of its searched paths.
@@ -233,7 +233,7 @@ class PutPreparer:
 
 
 def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:
-    """Return whether values are few and small enough to check without blocking an event loop."""
+    """Return whether the values are few and small enough to be validated on the event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # A value of None stands for a delete.
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
@@ -256,7 +256,7 @@ def _convert_ttl(minutes: float) -> int:
 
 
 def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
-    """Validate the `index` argument of a put, and return the paths that it lists.
+    """Validate the `index` argument of a put, and return it as a list of paths.
 
     False gives an empty list.
     """
@@ -307,7 +307,7 @@ class WriteTotals:
     """
 
     model: int | None = None  # number of the embedding model
-    # Pairs of a put and the id of its new version, for versions that need a row in the table
+    # (put, version id) tuples for the new versions that need a row in the table
     # `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
     # net growth of each namespace, in items
@@ -405,7 +405,7 @@ class ItemWriter:
     def _plan_puts(
         self, puts: Sequence[Put], now: int, totals: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
-        """Read the current version of each key, and build the statements that store the puts."""
+        """Read the current version of each key, and build the statements that write the puts."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.build_id_statement(count),
@@ -458,8 +458,8 @@ class ItemWriter:
     def read_current_version_row(self, put: Put) -> Flow[Row]:
         """Return the row of a key's current version.
 
-        The row has the columns that the SQL statement `find_present` returns. If the key does not
-        exist, all columns are None.
+        The columns are those of the SQL statement `find_present`. If the key does not exist, all
+        columns are None.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
@@ -469,7 +469,7 @@ class ItemWriter:
         """Build the statements that close current versions by setting their end times.
 
         A version ends when it is replaced or deleted, or when it expires. `end_times_and_ids`
-        contains pairs of an end time and a version id.
+        contains (end time, version id) tuples.
         """
         if not end_times_and_ids:
             return []
@@ -531,7 +531,7 @@ class ItemWriter:
     def _measure_and_encode_value_and_provenance(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
-        """Return a value's size in bytes, its encoded form, and the encoded provenance."""
+        """Return a value's size in bytes, the encoded value, and the encoded provenance."""
         text = put.text
         assert text is not None
         provenance = None
@@ -548,7 +548,7 @@ class ItemWriter:
         )
 
     def _check_required_version(self, put: Put, version: int) -> None:
-        """Raise `VersionConflict` if the current version of the key is not the required one."""
+        """Raise `VersionConflict` if the key's current version is not the one the put requires."""
         if put.if_version is not None and put.if_version != version:
             state = f"is at version {version}" if version else "does not exist"
             namespace = decode_namespace_path(put.path[self.records.root :])
@@ -618,7 +618,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store vectors for versions that have none."""
+        """Store vectors for versions that were written without vectors."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -633,7 +633,7 @@ class ItemWriter:
         yield self.sql("increment_setting", "embedded")
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
-        """Record another failed attempt to embed a version."""
+        """Count a failed attempt to embed a version, and record its error message."""
         yield self._build_pending_statement(row, error)
 
     def _build_pending_statement(self, row: int, error: str) -> Statement:
@@ -652,8 +652,8 @@ class ItemWriter:
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
         """Restart the TTL of items from the current time."""
-        # The current time is read inside the transaction, because items may expire while the
-        # transaction waits to start.
+        # The current time is read inside the transaction, because the transaction may have to wait
+        # before it starts, and items may expire during that time.
         now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
@@ -679,7 +679,7 @@ class ItemWriter:
 
 
 def _is_within_scope_limit(limit: Limit, item_count: int, byte_count: int) -> bool:
-    """Return whether an item count and a size in bytes are within a limit."""
+    """Return whether an item count and a size in bytes are within a scope's limits."""
     return (limit.items is None or item_count <= limit.items) and (
         limit.bytes is None or byte_count <= limit.bytes
     )

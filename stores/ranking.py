@@ -17,8 +17,8 @@ the scope. A score is a sum of parts:
 A word of the query counts once in each row. Each row that contains a word of the query receives the
 word's score. If a row lacks the word but one of its neighbours contains it, the row receives a
 share of the word's score, so a query that uses the words of a message also finds the reply to that
-message. If several neighbours of a row contain the word, only the largest share counts, however
-many neighbours match. The longer a row is, the less it gains from the words of its neighbours,
+message. If several neighbours of a row contain the word, the row receives only the largest of their
+shares, not the sum. The longer a row is, the less its score gains from the words of its neighbours,
 because a long row contains enough words of its own. The weights of the components of a score were
 tuned with `benchmarks/recall.py`.
 
@@ -37,11 +37,11 @@ The last term is the correction for the number of comparisons of Karlin and Alts
 (1990). The constants used to compute evidence were tuned with `benchmarks/quiet.py`.
 
 Each row's score is capped according to that row's own evidence. This evidence is computed from the
-query words that occur in the row or its neighbours, and from the nearest vector among those of the
-row and its neighbours. A share of ln n is subtracted. A row for which neither words nor vectors
-provide evidence scores below the minimum score of `recall`, and ranks behind all rows with
-evidence. A row's score cap is independent of which other rows match the query. Decision 0033 has
-the measurements.
+query words that the row or its neighbours contain, and from the vector nearest to the query among
+the vectors of the row and its neighbours. The fraction `_CHANCE_SHARE` of ln n is subtracted from
+the evidence. A row for which neither words nor vectors provide evidence scores below the minimum
+score of `recall`, and ranks behind all rows with evidence. A row's score cap is independent of
+which other rows match the query. Decision 0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ _GAIN_WEIGHT: Final = 0.6
 # Weight of the thread's vector score in a row's score, relative to the weight of the row's own
 # vectors.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-# Maximum number of rows of a thread that count towards its vector score, which are the rows with
-# the highest vector scores.
+# Maximum number of rows per thread that count towards the thread's vector score. If the thread has
+# more rows, those with the highest vector scores count.
 _NEAREST_PER_THREAD: Final = 3
 # Penalty that is subtracted from a row's score to rank the row last. The penalty is larger than any
 # score.
 _BELOW_ALL: Final = 2.0
-# Lower bound on a row's length penalty, to avoid division by zero.
+# Minimum length penalty of a row, to avoid division by zero.
 _MIN_PENALTY: Final = np.float32(1e-6)
 # Assumed fraction of messages that contain a word, for words that appear in no frequency list. This
 # constant and the following constants were tuned with benchmarks/quiet.py.
@@ -102,13 +102,15 @@ _PRIOR_MESSAGES: Final = 30.0
 # that the row contains, raised to this power.
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
-# amount of evidence, in nats, that raises the logit of a score by 1 and so multiplies the odds by e
+# number of nats of evidence that raise the logit of a score by 1, which multiplies the odds by e
 _NATS_PER_LOGIT: Final = 4.0
-# Maximum logit of a score. The exponential of a much larger logit would overflow a 32-bit float.
+# Maximum logit of a score. Larger logits are clipped to this value, so that their exponential does
+# not overflow a 32-bit float.
 _MAX_LOGIT: Final = 80.0
-# Exponent to which `compute_word_weight` raises the rarity of a word.
+# Exponent that `compute_word_weight` applies to the rarity of a word.
 _RARITY_POWER: Final = 1.5
-# Extra evidence, in nats, for the best row if the query and the rows are about the same person.
+# Evidence, in nats, that is added to the best row's evidence if the query and the rows are about
+# the same person.
 _PERSON_NATS: Final = 2.25
 # Threshold for common words. A word contained in at least this fraction of the rows does not count
 # as evidence, because it does not help to distinguish relevant rows from others.
@@ -116,13 +118,13 @@ _NEARLY_ALL: Final = 0.85
 # Minimum number of rows in a scope for the `_NEARLY_ALL` threshold to apply. In a smaller scope,
 # every word counts as evidence, however common it is.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# Fraction of ln n (n is the number of rows) that is subtracted from a row's evidence to compute the
-# upper limit of its score.
+# Fraction of ln n that is subtracted from a row's evidence, where n is the number of rows in the
+# scope. The remaining evidence determines the maximum score of the row.
 _CHANCE_SHARE: Final = 0.25
 # Threshold of evidence, in nats. Rows with less evidence than this score below MIN_SCORE.
 _SLIGHT_NATS: Final = 1.45
-# Additional slope of the score limit above `_SLIGHT_NATS`. Above that threshold, each nat of
-# evidence raises the limit by 16 nats (1 + 15).
+# Additional slope of a row's evidence limit above `_SLIGHT_NATS`. Above this threshold, each
+# additional nat of evidence raises the limit by 16 nats (1 + 15).
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -167,10 +169,10 @@ class Term(NamedTuple):
 
     # distinct rows that contain the word
     rows: Ints
-    # term frequency of the word in each of `rows`
+    # the word's term frequency in each row of `rows`
     tf: Floats
-    # For each synonym of the word, the rows that contain the synonym, and its similarity to the
-    # word.
+    # For each synonym of the word: the rows that contain the synonym, and the synonym's similarity
+    # to the word.
     synonyms: Sequence[tuple[Ints, float]] = ()
     message_frequency: float = (
         # fraction of all messages in the query's language that contain the word; 0 if unknown
@@ -178,7 +180,7 @@ class Term(NamedTuple):
     )
     # whether the word is part of a speaker's name
     names_actor: bool = False
-    # whether the word is the name of the person whom nearly all rows in the scope are about
+    # True if nearly all rows in the scope are about one person, and the word is that person's name
     names_subject: bool = False
 
 
@@ -200,10 +202,10 @@ class RankedRows:
     # is the highest nearness of a vector to the query, from 0 to 1; see
     # `_compute_nearness_to_query`.
     evidence: float = 0.0
-    # Odds that each row is relevant, relative to the odds of the best row. None if the query has no
+    # The odds that each row is relevant, divided by the best row's odds. None if the query has no
     # words.
     odds: Scores | None = None
-    # Sort key of each row. If None, the rows are ranked by their scores.
+    # Sort key of each row, or None if the rows are ranked by their scores.
     order: Floats | None = None
     # upper limit of each row's evidence, in nats, which caps the row's score
     limits: Scores | None = None
@@ -218,7 +220,7 @@ class RankedRows:
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_rows_lacking_vectors_last(self, cosines: Floats) -> RankedRows:
-        """Return the ranking with rows that have no vector (NaN) moved to the end and scored 0."""
+        """Return a ranking in which rows without a vector (NaN) come last and score 0."""
         has_vector = np.isfinite(cosines)
         order = self.sort_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
@@ -243,13 +245,12 @@ class RankedRows:
 
         A score is odds / (1 + odds), where `odds` are the odds that the row is relevant to the
         query. The odds that the best row is relevant are `exp(evidence / _NATS_PER_LOGIT)`. If the
-        best row's evidence is only what the best of n random rows would have by chance, the net
-        evidence is 0, which gives a score of 0.5. The odds of every other row are computed as
-        `sqrt(score / best_score)` times the odds of the best row. A row's odds are capped at
-        `exp(limit / _NATS_PER_LOGIT)`, where `limit` is the row's entry in `limits`. If the cap
-        lowers a row's score, the lowered score determines the row's rank. If the query has no
-        words, the best row's score is the nearness of its vector to the query, from 0 to 1; see
-        `_compute_nearness_to_query`.
+        best row has only as much evidence as the best of n random rows would have by chance, its
+        net evidence is 0 and its score is 0.5. The odds of every other row are computed as
+        `sqrt(score / best_score)` times the odds of the best row. The odds of row i are capped at
+        `exp(limits[i] / _NATS_PER_LOGIT)`. If the cap lowers a row's score, the row is ranked by
+        the lowered score. If the query has no words, the best row's score is the nearness of its
+        vector to the query, from 0 to 1; see `_compute_nearness_to_query`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -377,7 +378,7 @@ def _compute_vector_weight(
 def _compute_row_gains_from_thread_vectors(
     vector_scores: Scores, row_contexts: RowContexts, weights: Weights, thread_gain_factor: float
 ) -> Scores:
-    """Return how much each row's score gains from the vectors of all rows in its thread.
+    """Return the amount that each row's score gains from the vectors of the rows in its thread.
 
     A thread's vector score is the sum of the `_NEAREST_PER_THREAD` highest vector scores of its
     rows, scaled so that the best thread's score is 1.
@@ -392,8 +393,8 @@ def _compute_row_gains_from_thread_vectors(
         highest = np.maximum.reduceat(remaining, starts)
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
-        # If several rows of a thread are tied for the highest score, only the first of them is
-        # removed, so that the others can count in the next iteration.
+        # If several rows of a thread tie for the highest score, only the first is removed in this
+        # iteration, so that the others count in the next iterations.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * thread_gain_factor * weights.vector
@@ -425,11 +426,12 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 def _compute_nearness_to_query(
     cosines: Floats | None, row_count: int, calibration: VectorCalibration
 ) -> Scores:
-    """Return how near each row's vector is to the query, on a scale from 0 to 1.
+    """Return the nearness of each row's vector to the query, from 0 to 1.
 
     Rows without a vector (NaN), and rows whose cosine is at most the scope's mean cosine, have a
-    nearness of 0. A cosine of 1 gives the nearness 1. Each nearness is multiplied by
-    `VectorCalibration.trust`, which measures on a scale from 0 to 1 how useful the vectors are.
+    nearness of 0. A cosine of 1 gives the nearness 1. The nearness of each row is then multiplied
+    by `VectorCalibration.trust`, a factor from 0 to 1 that measures how well the vectors separate
+    related rows from random rows.
     """
     if cosines is None:
         return np.zeros(row_count, np.float32)
@@ -463,11 +465,12 @@ def compute_word_information_nats(term: Term, row_count: int) -> float:
     The information content is -ln(share), where `share` is the fraction of messages that contain
     the word.
 
-    The share is the fraction of all messages in the query's language that contain the word, if that
-    is known. If it is unknown and the word is not part of a speaker's name, the share is estimated
-    from the rows in the scope. The estimate excludes one of the rows that contain the word, so that
-    a word that occurs in only one row counts as rare. A word that occurs in most messages carries
-    little information.
+    If the word's frequency in the query's language is known, the share is the fraction of all
+    messages in that language that contain the word. Otherwise, the share is estimated from the rows
+    in the scope, except that `_UNLISTED_FREQUENCY` is used for part of a speaker's name. When the
+    share is estimated, one of the rows that contain the word is not counted, so that a word that
+    occurs in only one row is treated as rare. A word that occurs in most messages carries little
+    information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -488,9 +491,9 @@ def _compute_evidence_in_nats_by_word(
 
     First, if a word's frequency in the language is unknown, its information content is estimated
     from the rows in the scope and then doubled, up to a maximum. Without doubling, a word contained
-    in two of n rows would provide only about ln n nats of evidence. Evidence of ln n nats would
-    have no effect, because ln n is subtracted from the evidence of a search to correct for the
-    evidence that the best of n random rows has by chance.
+    in two of n rows would provide only about ln n nats of evidence. Evidence of only ln n nats
+    would be cancelled out, because ln n nats are subtracted from the best row's evidence to correct
+    for the evidence that the best of n random rows has by chance.
 
     Second, a word that occurs in nearly all rows has an evidence of 0, unless every word of the
     query occurs in nearly all rows.
@@ -522,7 +525,8 @@ def _compute_evidence_in_nats_by_word(
 def is_word_in_nearly_all_rows(word_row_count: int, row_count: int) -> bool:
     """Return whether a word is too common to indicate which rows are relevant.
 
-    `count` is the number of rows, out of `n`, that contain the word.
+    `word_row_count` is the number of rows that contain the word, and `row_count` is the number of
+    all rows in the scope.
     """
     return row_count >= _MIN_ROWS_NEARLY_ALL and word_row_count >= _NEARLY_ALL * row_count
 
@@ -539,18 +543,18 @@ def compute_word_weight(term: Term, row_count: int) -> float:
 
 
 def _count_rows_with_word(term: Term, row_count: int) -> int:
-    """Return the number of rows that contain a word or, if there are none, its synonyms."""
+    """Return the number of rows that contain a word or, if no row does, one of its synonyms."""
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
 def iter_term_blocks_with_frequencies(
     terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """Yield the words of a query in blocks, with the term frequencies of each word in all rows.
+    """Yield blocks of query words, each with the term frequencies of its words in every row.
 
     A block is a group of words. The term frequencies of a block are a float32[words, n] array that
-    is small enough to fit in the CPU cache. Words that no row contains are left out. The Okapi BM25
-    score of a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
+    is small enough to fit in the CPU cache. Words that no row contains are left out. The rows'
+    Okapi BM25 scores for a block are `weights @ (counts / (counts + compute_length_penalty(...)))`.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) of the BM25
     formula is omitted, as in Lucene 8 and later, because it does not affect the ranking.
@@ -582,7 +586,7 @@ def compute_length_penalty(
 
 
 class _WordScores(NamedTuple):
-    """Each row's scores and evidence for the words of a query.
+    """The scores and the evidence of each row, computed from the words of a query.
 
     Attributes:
         own: The score of the row's own words; float32[n].
@@ -641,8 +645,8 @@ def _score_rows_by_words(
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    # For a term frequency of 1, BM25 yields only `1 / (1 + penalty)`. The factor `1 + penalty`
-    # compensates for this, so that a single occurrence of a word counts in full.
+    # The BM25 formula yields only `1 / (1 + penalty)` for a word that occurs once. Multiplying by
+    # `1 + penalty` compensates for this, so that a single occurrence counts in full.
     evidence_of_rows *= 1 + penalty
     if row_contexts is None:
         return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
@@ -661,7 +665,7 @@ def _score_rows_by_words(
 
 @dataclass(frozen=True)
 class RowContexts:
-    """Each row's neighbours in its thread, and each row's recency.
+    """The context of each row, which consists of its neighbours in the thread and its recency.
 
     This object is computed once for the rows of a scope by
     `compute_neighbours_and_score_shares_of_rows`, and reused by many searches.
@@ -669,20 +673,20 @@ class RowContexts:
     Each row receives a share of the scores of its neighbours in the same thread. Rows i and i + k
     are neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of
     row i that is passed on to row i + k. `share_from_next[k - 1][i]` is the fraction of the score
-    of row i + k that is passed on to row i. Rows of different threads receive no share of each
-    other's scores (both fractions are 0).
+    of row i + k that is passed on to row i. A row receives no share of the scores of rows in other
+    threads (both fractions are 0).
     """
 
     # Index of the first row of each run. A run is either all rows of one thread, or a sequence of
     # consecutive rows that belong to no thread.
     run_starts: NDArray[np.intp]
-    # for each row, the index of the run it belongs to
+    # for each row, the index of its run in `run_starts`
     run_of_row: NDArray[np.intp]
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    # Per-row factor by which the score of the row's thread is multiplied before it is added to the
-    # row's score.
+    # For each row, the factor by which the score of the row's thread is multiplied before it is
+    # added to the row's score.
     thread_share: Scores
     is_only_question: Bools  # whether the row is only a question
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
@@ -691,7 +695,7 @@ class RowContexts:
 def compute_neighbours_and_score_shares_of_rows(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
-    """Find each row's neighbours, and the share of each neighbour's score that the row receives.
+    """Find each row's neighbours, and compute the share of their scores that the row receives.
 
     Args:
         thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
@@ -732,7 +736,7 @@ def compute_neighbours_and_score_shares_of_rows(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Raise each row's score to the highest weighted score of its neighbours, if that is higher.
+    """Raise each row's score to its neighbours' highest weighted score, if that is higher.
 
     The result is float32[..., n].
     """

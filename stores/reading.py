@@ -234,8 +234,8 @@ class Selection:
     now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    # Point in time in microseconds, which selects the versions that were current at that time. None
-    # selects the versions that are current now.
+    # Point in time, in microseconds, at which the selected versions were current. None selects the
+    # versions that are current now.
     as_of: int | None = None
     newest_first: bool = False  # order within a namespace
 
@@ -251,7 +251,7 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    # location of the items' JSON values in a table row, for use in the SQL conditions of filters
+    # location of an item's JSON value in a table row, used to build the SQL conditions of filters
     values: JSONLocation
 
     # -- one key
@@ -334,10 +334,10 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Return the non-current versions that a search at a past time must include in its ranking.
+        """Return the past versions that a search with `as_of` must include in its ranking.
 
-        These are the versions that match the filters and were current at `selection.as_of`, but
-        have since been replaced or deleted.
+        These versions match the filters and were current at `selection.as_of`, but have since been
+        replaced or deleted.
         """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of
@@ -363,7 +363,7 @@ class ItemReader:
     def _choose_sql_condition_and_index_hint(
         self, selection: Selection
     ) -> Flow[tuple[Condition, str]]:
-        """Return a selection's filter as an SQL condition, and an `INDEXED BY` clause to use.
+        """Return a selection's filter as an SQL condition, with the matching `INDEXED BY` clause.
 
         The `INDEXED BY` clause is empty if no index is selective enough.
         """
