@@ -256,7 +256,8 @@ class StoreParts:
     indexes: Indexes
     runner: OperationRunner
     ttl: TTLConfig | None
-    now: Callable[[], int]  # returns the current time in microseconds
+    # function that returns the current time in microseconds
+    now: Callable[[], int]
     # Encoded namespace prefix of the scope. The store can access only namespaces that begin with
     # this prefix.
     root: bytes = b""
@@ -554,8 +555,7 @@ class OperationRunner:
     """Runs store operations, which are implemented as coroutines that await effects.
 
     An effect is a step, such as a database write, that blocking and async callers perform in
-    different ways. The methods `run_read_flow`, `run_write_flow` and
-    `write_puts` return effects.
+    different ways. The methods `run_read_flow`, `run_write_flow` and `write_puts` return effects.
     """
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:

@@ -662,7 +662,7 @@ class ItemWriter:
     ) -> Flow[int]:
         """Close the current versions of up to `limit` expired items, and return the number closed.
 
-        Items outside `namespace_paths` are skipped.
+        Items whose namespace is not in `namespace_paths` are skipped.
         """
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in namespace_paths]
         if rows:

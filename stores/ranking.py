@@ -67,7 +67,8 @@ Bools = NDArray[np.bool_]
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
 # Half-life of a row's recency, as a fraction of the number of rows in the scope. The newest row has
-# a recency of 1. A row's recency halves for every 20% of the scope's rows that are newer than it.
+# a recency of 1. With a value of 0.2, a row's recency halves for every 20% of the scope's rows that
+# are newer.
 _RECENCY_HALF_LIFE: Final = 0.2
 # Number of hypothetical unrelated rows that are included when a scope's mean cosine is computed.
 # Without them, the mean of a one-row scope would equal that row's own cosine.
@@ -107,7 +108,8 @@ _NATS_PER_LOGIT: Final = 4.0
 # Maximum logit of a score. Larger logits are clipped to this value, so that their exponential does
 # not overflow a 32-bit float.
 _MAX_LOGIT: Final = 80.0
-# Exponent that `compute_word_weight` applies to the rarity of a word.
+# Exponent that `compute_word_weight` applies to a word's rarity. A larger exponent gives rare words
+# more weight.
 _RARITY_POWER: Final = 1.5
 # Evidence, in nats, that is added to the best row's evidence if the query and the rows are about
 # the same person.
@@ -380,8 +382,8 @@ def _compute_row_gains_from_thread_vectors(
 ) -> Scores:
     """Return the amount that each row's score gains from the vectors of the rows in its thread.
 
-    A thread's vector score is the sum of the `_NEAREST_PER_THREAD` highest vector scores of its
-    rows, scaled so that the best thread's score is 1.
+    A thread's vector score is the sum of its rows' highest vector scores (up to
+    `_NEAREST_PER_THREAD` of them), scaled so that the best thread's score is 1.
     """
     starts, run_of_row, remaining = (
         row_contexts.run_starts,
@@ -495,7 +497,7 @@ def _compute_evidence_in_nats_by_word(
     would be cancelled out, because ln n nats are subtracted from the best row's evidence to correct
     for the evidence that the best of n random rows has by chance.
 
-    Second, a word that occurs in nearly all rows has an evidence of 0, unless every word of the
+    Second, a word that occurs in nearly all rows provides no evidence, unless every word of the
     query occurs in nearly all rows.
 
     Rows that consist only of a question are ignored when a word's information content is computed.
