@@ -672,7 +672,7 @@ def test_users_reach_only_threads_that_they_own(settings: Settings) -> None:
         for each in denied:
             with pytest.raises(NotFoundError):
                 each()
-        with pytest.raises(PermissionDeniedError, match="would not be accessible to you"):
+        with pytest.raises(PermissionDeniedError, match="you would not have access to"):
             ann.update("of-ann", metadata={"owner": "bob"})
         assert ann.copy("of-ann")["metadata"]["owner"] == "ann"
         assert list_message_texts(ann.get("of-ann"))[0] == "secret"

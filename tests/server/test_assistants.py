@@ -620,7 +620,7 @@ def test_auth_handler_filters_limit_assistants(
         with pytest.raises(httpx.HTTPStatusError, match="422"):
             run_and_read_seen(b, at)
         assert run_and_read_seen(b, "tells")["model"] is None
-        with pytest.raises(PermissionDeniedError, match="would not be accessible to you"):
+        with pytest.raises(PermissionDeniedError, match="you would not have access to"):
             a.assistants.update(at, metadata={"team": "b"})
         with pytest.raises(PermissionDeniedError, match="is not allowed to perform the action"):
             a.assistants.delete(at)

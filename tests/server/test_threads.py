@@ -331,9 +331,9 @@ def test_filter_hides_and_protects_threads_that_do_not_match(settings: Settings)
             await threads.get_or_create_row("x", {"owner": "ann"})
         with pytest.raises(VersionConflict):
             await threads.create("x", {"owner": "ann"})
-        with pytest.raises(Forbidden, match="would not be accessible to you"):
+        with pytest.raises(Forbidden, match="you would not have access to"):
             await threads.create("y", {"owner": "eve"})
-        with pytest.raises(Forbidden, match="would not be accessible to you"):
+        with pytest.raises(Forbidden, match="you would not have access to"):
             await threads.update("of-ann", {"owner": "eve"})
 
     run_with_threads(settings, use, {"owner": "ann"})

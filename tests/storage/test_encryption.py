@@ -147,7 +147,7 @@ def test_tampered_row_does_not_decrypt(
             db.commit()
         with (
             SQLiteCheckpointer.open(copy, key=KEY) as saver,
-            pytest.raises(CorruptRecord, match="does not decrypt"),
+            pytest.raises(CorruptRecord, match="cannot be decrypted"),
         ):
             list(saver.list(make_config()))
 
@@ -164,7 +164,7 @@ def test_swapped_rows_do_not_decrypt(encrypted_file: Path) -> None:
 
     with (
         SQLiteCheckpointer.open(encrypted_file, key=KEY) as saver,
-        pytest.raises(CorruptRecord, match="does not decrypt"),
+        pytest.raises(CorruptRecord, match="cannot be decrypted"),
     ):
         saver.get_tuple(make_config())
 
@@ -177,6 +177,6 @@ def test_write_with_changed_task_path_does_not_decrypt(encrypted_file: Path) -> 
 
     with (
         SQLiteCheckpointer.open(encrypted_file, key=KEY) as saver,
-        pytest.raises(CorruptRecord, match="does not decrypt"),
+        pytest.raises(CorruptRecord, match="cannot be decrypted"),
     ):
         list(saver.list(make_config()))

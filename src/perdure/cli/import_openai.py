@@ -149,7 +149,7 @@ class OpenAIBatches:
             )
         if len(requests) > 1:
             raise MalformedPart(
-                "several batch requests have the same 'custom_id' as a batch response"
+                "a batch response matches several requests, because they have the same 'custom_id'"
             )
         answers = [*_iter_messages_of_each_answer(body)]
         if not answers:

@@ -234,8 +234,8 @@ def permit_and_build_filter_for_own_data(
         namespace = (*(namespace or ("*",)), user)
     if len(namespace) < 2 or namespace[1] != user:
         raise Forbidden(
-            f"{user!r} is not allowed to access the namespace {namespace!r}; expected a label "
-            f"followed by the user, such as ('memories', {user!r})"
+            f"{user!r} is not allowed to access the namespace {namespace!r}; expected a namespace "
+            f"of a label and the user, such as ('memories', {user!r})"
         )
     action_arguments["namespace"] = namespace
     return {}
@@ -368,8 +368,8 @@ def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: 
     """
     if not matches_filter(metadata, filter):
         raise Forbidden(
-            f"{object_noun} with the metadata {dict(metadata)!r:.200} would not be accessible to "
-            "you; change the metadata"
+            f"you would not have access to {object_noun} with the metadata "
+            f"{dict(metadata)!r:.200}; change the metadata"
         )
 
 

@@ -191,7 +191,9 @@ class AuthFileAccess:
             (self._handlers[pair] for pair in candidates if pair in self._handlers), None
         )
         if handler is None:
-            raise Forbidden(f"no handler allows the action {action}; add one to the Auth file")
+            raise Forbidden(
+                f"no handler allows the action {action}; add a handler to the Auth file"
+            )
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
             user=_build_user_object_for_handlers(identity),
@@ -211,8 +213,8 @@ class AuthFileAccess:
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
             raise Forbidden(
-                f"{identity.user!r} is not allowed to perform the action {action}; the handler of "
-                "the action denied it"
+                f"{identity.user!r} is not allowed to perform the action {action}; the action's "
+                "handler denied it"
             )
         if value.get("namespace") is not None:
             value["namespace"] = tuple(value["namespace"])
@@ -227,7 +229,7 @@ class AuthFileAccess:
             result,
         )
         raise Forbidden(
-            f"the handler of the action {action} returned an invalid filter; see the server's log"
+            f"the handler for the action {action} returned an invalid filter; see the server's log"
         )
 
 

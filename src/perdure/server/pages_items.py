@@ -119,7 +119,7 @@ async def authorize_namespace_and_get_permitted_fields(
 async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarget:
     """Check that the caller is permitted to access the requested item."""
     if not requested.key:
-        raise ConfigurationError("the request does not name an item; add ns=…&key=… to the query")
+        raise ConfigurationError("the request does not name an item; add ns=…&key=… to the URL")
     permitted = await authorize_namespace_and_get_permitted_fields(
         call, requested.ns or call.memories, key=requested.key
     )

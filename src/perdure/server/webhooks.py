@@ -115,7 +115,7 @@ class Webhooks:
                 await self.post_run_to_webhook(content["url"], content["run"])
             except (ConfigurationError, OSError, httpx.HTTPError, TimeoutError) as exc:
                 is_last = attempts >= len(RETRY_DELAYS_S)
-                consequence = "is given up" if is_last else "will be sent again"
+                consequence = "will not be retried" if is_last else "will be retried"
                 _LOGGER.warning(
                     "the webhook of run %s failed and %s (%.200s)", run_id, consequence, exc
                 )

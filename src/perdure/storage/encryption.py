@@ -225,7 +225,7 @@ class AESGCMSeal(Seal):
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
         except (self._invalid, ValueError, TypeError) as exc:
             raise CorruptRecord(
-                f"the row {row_for_error!r} does not decrypt: it was damaged, changed, or moved "
+                f"the row {row_for_error!r} cannot be decrypted: it was damaged, changed, or moved "
                 "from another row, database or tenant; restore it from a backup"
             ) from exc
 
@@ -267,8 +267,8 @@ class LangGraphSeal(Seal):
             return self._cipher.decrypt(data[1:end].decode(), data[end:])
         except Exception as exc:
             raise CorruptRecord(
-                f"the row {associated_data!r} does not decrypt ({exc}): it was damaged, or written "
-                "with another key; restore it from a backup, or use the right key"
+                f"the row {associated_data!r} cannot be decrypted ({exc}): it was damaged, or "
+                "written with another key; restore it from a backup, or use the right key"
             ) from exc
 
 

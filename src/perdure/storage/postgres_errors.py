@@ -16,13 +16,16 @@ _LOCKED: Final = (
     "another transaction has held a lock for longer than timeout_s ({}); find the transaction "
     "with pg_locks and pg_blocking_pids(), or try again"
 )
-_POOLED: Final = "{}; the DSN leads to a pooler: open the database with pooled=True"
+_POOLED: Final = "{}; the DSN leads to a pooler; open the database with pooled=True"
 _STANDBY: Final = (
-    "{}; the server is a standby, or has default_transaction_read_only=on: name all hosts in the "
+    "{}; the server is a standby, or has default_transaction_read_only=on; list all hosts in the "
     "DSN, with target_session_attrs=read-write"
 )
-_NO_RIGHT: Final = "{}; grant the privilege to the role, or open it once as a role that has it"
-_CANCELED: Final = "{}; try again, or give the role a larger statement_timeout"
+_NO_RIGHT: Final = (
+    "{}; grant the privilege to the role, or open the database once as a role that has the "
+    "privilege"
+)
+_CANCELED: Final = "{}; try again, or increase the role's statement_timeout"
 _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
     (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
     (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),
