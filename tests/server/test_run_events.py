@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import operator
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -375,6 +376,41 @@ def test_run_is_cancelled_if_its_client_stops_reading(
         assert events.status_code == 200
         assert gate.reached.wait(60)
         wait_until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
+
+
+async def wait_forever(*args: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def report_disconnect() -> Any:
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("receive", "send"),
+    [(report_disconnect, wait_forever), (wait_forever, wait_forever)],
+    ids=["disconnected", "not reading"],
+)
+def test_run_is_cancelled_if_its_client_leaves_before_the_first_event(
+    receive: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has disconnected, or it stops reading, before the headers are sent."""
+    monkeypatch.setattr(run_log, "SEND_TIMEOUT_S", 0.05)
+    cancellations: list[str] = []
+
+    async def iter_frames() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    async def respond() -> None:
+        response = run_log.build_event_stream(
+            iter_frames(), on_disconnect=lambda: cancellations.append("cancelled")
+        )
+        with suppress(TimeoutError, ExceptionGroup):
+            await response({"type": "http"}, receive, send)
+
+    asyncio.run(asyncio.wait_for(respond(), 60))
+
+    assert cancellations == ["cancelled"]
 
 
 class FlakyAccess(LocalAccess):

@@ -52,7 +52,6 @@ from perdure.server.run import Run, add_interrupts_to_output, build_run_json
 from perdure.server.run_events import METADATA_EVENT
 from perdure.server.run_log import (
     LoggedEvent,
-    StreamCut,
     build_event_stream,
     build_frame,
     iter_sse_chunks,
@@ -155,8 +154,9 @@ ReplayableRun = Annotated[Run, Depends(get_replayable_run)]
 @set_required_action("threads:create_run")
 async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and stream its events."""
-    cancels = run.request.on_disconnect == "cancel"
-    return _build_stream(run, _iter_sse_frames_of_run(run, runs, request, cancels, is_new=True))
+    cancels_on_disconnect = run.request.on_disconnect == "cancel"
+    frames = _iter_sse_frames_of_run(run, runs, request, is_new=True)
+    return _build_stream(run, frames, cancels_on_disconnect)
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -284,12 +284,10 @@ async def join_run_stream(
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     modes |= _MESSAGES if modes & _MESSAGES else set()
-    cancels = cancel_on_disconnect and not request.state.head
     return _build_stream(
         run,
-        _iter_sse_frames_of_run(
-            run, runs, request, cancels, last, modes and modes | {METADATA_EVENT}
-        ),
+        _iter_sse_frames_of_run(run, runs, request, last, modes and modes | {METADATA_EVENT}),
+        cancels_on_disconnect=cancel_on_disconnect and not request.state.head,
     )
 
 
@@ -563,17 +561,26 @@ async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> 
         raise Unauthenticated("the key or token now belongs to another user; log in again")
 
 
-def _build_stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
-    """Return a response that streams a run's events, with headers that identify the run."""
+def _build_stream(
+    run: Run, frames: AsyncGenerator[bytes, None], cancels_on_disconnect: bool
+) -> Response:
+    """Return a response that streams a run's events, with headers that identify the run.
+
+    If `cancels_on_disconnect` is true, the run is cancelled if the client disconnects or stops
+    reading before the last event.
+    """
     path = _run_path(run)
-    return build_event_stream(frames, {"Content-Location": path, "Location": f"{path}/stream"})
+    return build_event_stream(
+        frames,
+        {"Content-Location": path, "Location": f"{path}/stream"},
+        run.cancel if cancels_on_disconnect else None,
+    )
 
 
 async def _iter_sse_frames_of_run(
     run: Run,
     runs: Runs,
     request: Request,
-    cancels_on_disconnect: bool,
     last_received_event: int | None = None,
     stream_modes: Collection[str] = (),
     *,
@@ -585,7 +592,6 @@ async def _iter_sse_frames_of_run(
         run: The run.
         runs: The runs of the server.
         request: The request of the reader.
-        cancels_on_disconnect: Whether the run is cancelled if the reader disconnects.
         last_received_event: The number of the last event that the reader has received, or None.
         stream_modes: The stream modes whose events are sent. If no stream mode is given, all events
             are sent.
@@ -613,20 +619,11 @@ async def _iter_sse_frames_of_run(
         if run.status in LIVE_STATES:
             raise LookupError(SERVER_CLOSING)
     except (LookupError, Refused) as exc:
-        cancels_on_disconnect, error_name = (
-            False,
-            "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__,
-        )
+        error_name = "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
         yield build_frame(
             "error", {"error": error_name, "message": f"{exc}; read the thread's state"}
         )
         return
-    except StreamCut:
-        cancels_on_disconnect = False
-        raise
-    finally:
-        if cancels_on_disconnect:
-            run.cancel()
     if run.error:
         yield build_frame("error", run.error)
 

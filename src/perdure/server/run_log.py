@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, Final, cast
 
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from perdure.server.event_memory import EventAccount
 from perdure.server.reply import encode_json
@@ -95,9 +95,34 @@ class StreamCut(Exception):
 
 
 class EventStream(StreamingResponse):
-    """A streaming response that sends keep-alive comments between events."""
+    """A streaming response that sends keep-alive comments between events.
+
+    Args:
+        frames: The encoded events.
+        headers: The headers of the response.
+        on_disconnect: Called if the client disconnects or stops reading before the last event. It
+            is also called if the client disconnects before the first event was sent.
+    """
 
     media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        on_disconnect: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(frames, headers=headers)
+        self._on_disconnect = on_disconnect
+        self._ended_by_server = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._on_disconnect is not None and not self._ended_by_server:
+                self._on_disconnect()
 
     async def stream_response(self, send: Send) -> None:
         """Send the events, and raise `TimeoutError` if the client stops reading."""
@@ -142,6 +167,10 @@ class EventStream(StreamingResponse):
         try:
             async with asyncio.timeout(None) as limit:
                 await super().stream_response(send_events)
+            self._ended_by_server = True
+        except StreamCut:
+            self._ended_by_server = True
+            raise
         finally:
             timer.cancel()
             pings.cancel()
@@ -149,13 +178,15 @@ class EventStream(StreamingResponse):
 
 
 def build_event_stream(
-    frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
+    frames: AsyncGenerator[bytes, None],
+    headers: Mapping[str, str] | None = None,
+    on_disconnect: Callable[[], None] | None = None,
 ) -> EventStream:
-    """Return a response that streams events.
+    """Return a response that streams events; see `EventStream`.
 
     The response has a header that tells proxies not to buffer it.
     """
-    return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
+    return EventStream(frames, {"X-Accel-Buffering": "no", **(headers or {})}, on_disconnect)
 
 
 class LoggedEvent:
