@@ -115,9 +115,8 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # If a graph does not define this channel, langgraph keeps the channel's version in
-                # the checkpoint but drops its value, so the value is taken from the parent
-                # checkpoint.
+                # If the graph does not define a channel, langgraph keeps the channel's version in
+                # the checkpoint but drops its value, so take the value from the parent checkpoint.
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -166,8 +165,8 @@ class Additions:
             transcript = _extend_transcript_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # The value is the parent's whole transcript followed by new items, so it is also the new
-        # transcript.
+        # The value consists of the parent's whole transcript followed by new items, so it is also
+        # the new transcript.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],
@@ -270,7 +269,7 @@ class Additions:
         ]
 
     def append_new_items_to_log(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append new items to a channel's log, and return log ranges for all items in `parts`.
+        """Append new items to a channel's log, and return the log ranges of all items in `parts`.
 
         Each element of `parts` is either the content of a new item or a range of existing log
         positions. If the result would exceed the limit set by `compute_max_range_count`,
@@ -281,7 +280,7 @@ class Additions:
         return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a log, and return log ranges of all parts in order."""
+        """Append the new items to a log, and return the log ranges of all `parts`, in order."""
         ranges = []
         for part in parts:
             if isinstance(part, bytes):
@@ -302,7 +301,7 @@ class Additions:
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
     def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Merge log ranges until there are no more than allowed, without changing their items.
+        """Reduce the number of log ranges to the allowed maximum, keeping the items they refer to.
 
         The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
         of ranges, each sequence of short ranges is replaced with a single range of aliases. An

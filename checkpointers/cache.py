@@ -30,8 +30,8 @@ _THREAD_OVERHEAD: Final = 10_000
 # Maximum number of heads cached per thread. It is also the maximum number of checkpoints per thread
 # whose pending writes are cached.
 _RECENT: Final = 16
-# Maximum number of threads remembered as having overlapping runs, so that an overlap is logged only
-# once per thread.
+# Maximum number of conversation threads that the cache remembers as having overlapping runs. For a
+# remembered thread, an overlap is not logged again.
 _MAX_OVERLAPPED: Final = 1024
 # Bit mask that extracts the checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
@@ -445,7 +445,7 @@ class KeyBlock:
             self._left = []
 
     def replace_reserved_row_keys(self, new_row_keys: list[int]) -> None:
-        """Replace the reserved keys by `new_row_keys`, unless a later reservation already did."""
+        """Store newly reserved keys, unless keys from a later reservation are already stored."""
         with self._lock:
             if new_row_keys > self._left:
                 self._left = new_row_keys
@@ -491,13 +491,13 @@ class Cache:
             return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
-        """Replace a cached thread with its state after a transaction."""
+        """Replace the cached copy of a thread with the thread's state after a transaction."""
         with self._lock:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
     def record_overlapping_runs_and_check_if_first(self, thread_id: str) -> bool:
-        """Record an overlap of a thread's runs, and return whether it is the first one recorded."""
+        """Record that runs of a thread overlap, and return whether it is the first such record."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

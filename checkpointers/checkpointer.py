@@ -105,7 +105,7 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[HistoryItem]:
         """Return all items written to a channel up to a checkpoint, in order.
 
-        Items that were removed later are included.
+        The result includes items that were later removed from the channel.
 
         Args:
             thread_id: The thread.
@@ -154,7 +154,7 @@ class Checkpointer(CheckpointSaver):
     def delta_values(
         self, thread_id: str, *, checkpoint_id: str | None = None, checkpoint_ns: str = ""
     ) -> dict[str, Any]:
-        """Return the values of the `DeltaChannel`s at a checkpoint, by channel.
+        """Return the values of a checkpoint's `DeltaChannel`s, keyed by channel name.
 
         langgraph stores the value of a `DeltaChannel` only in some checkpoints, as a snapshot that
         `get_tuple` returns. At a checkpoint without a snapshot, langgraph applies the channel's
@@ -185,7 +185,7 @@ class Checkpointer(CheckpointSaver):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadInfo]:
-        """Return one page of threads, latest activity first.
+        """Return one page of threads, most recently active first.
 
         Args:
             limit: The maximum number of threads.
@@ -224,7 +224,7 @@ class Checkpointer(CheckpointSaver):
         filter: Mapping[str, Any] | None = None,
         waiting: bool = False,
     ) -> _List[ThreadHead]:
-        """Return one page of threads, each as its head, in descending order of last activity.
+        """Return the heads of one page of threads, most recently active first.
 
         `heads` is cheaper than `threads`, which also returns sizes and counts.
 
@@ -374,7 +374,7 @@ class Checkpointer(CheckpointSaver):
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and free its disk space. An unknown id is not an error.
 
-        If a run is still in progress on the deleted thread, it cannot store anything more and fails
+        A run that is still in progress on the deleted thread can no longer store anything and fails
         with `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
@@ -409,14 +409,13 @@ class Checkpointer(CheckpointSaver):
         """Erase messages from a thread permanently, including their bytes in the database file.
 
         The erased messages are removed from all checkpoints in all namespaces, from the history,
-        from pending writes and from values of any other channel. If a message is stored in several
-        versions, all versions are removed. Tool calls in the erased messages are removed with them.
-        Quotations of the erased messages are also removed (docs/erasure.md). A stored message
-        without an id is removed if it has the same content as an erased message. A pending task
-        that contains text copied from an erased message is cancelled and listed in the report. If
-        an erased message contains a tool call, the tool message with the result is kept, unless the
-        id of the tool message is erased as well. The thread can continue. Unknown ids are not an
-        error.
+        from pending writes and from values of any other channel. All stored versions of an erased
+        message are removed. Tool calls in the erased messages are removed with them. Quotations of
+        the erased messages are also removed (docs/erasure.md). A stored message without an id is
+        removed if it has the same content as an erased message. A pending task that contains text
+        copied from an erased message is cancelled and listed in the report. If an erased message
+        contains a tool call, the tool message with the result is kept, unless the id of the tool
+        message is erased as well. The thread can continue. Unknown ids are not an error.
 
         `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
         messages. A run in progress still holds the erased messages in memory, but they are removed
@@ -450,9 +449,9 @@ class Checkpointer(CheckpointSaver):
     def removals(self, thread_id: str) -> RemovalCount:
         """Return the number of erasures and deletions recorded for a thread id.
 
-        Use this number with `removed` to detect messages that were erased while a program was
-        processing them. Call `removals` before reading the messages. After processing the messages,
-        call `removed` and pass the number as `since`.
+        To detect messages that were erased while a program was processing them, call `removals`
+        before reading the messages. After processing the messages, pass the returned number to
+        `removed` as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -499,9 +498,9 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return, for each message, whether the run that added it started after `moment`.
 
-        Only runs that used this checkpointer's database are considered. For a message that was
-        added by a state update, an import, a merge or a copy, the result is False. The result is
-        also False if it is unknown which run added the message, for example because the checkpoint
+        Only runs that used this checkpointer's database are considered. The result is False for a
+        message that was added by a state update, an import, a merge or a copy. The result is also
+        False if it is unknown which run added the message, for example because the checkpoint
         before the message was pruned. A run that resumes an interrupted run counts as part of the
         interrupted run.
 
@@ -642,10 +641,10 @@ class Checkpointer(CheckpointSaver):
         """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
         The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
-        their ids from the source. An interrupted import can be repeated. Each checkpoint imported
-        from langgraph's own saver is read back after it is stored and compared with the source.
-        Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of its
-        threads are copied without being decoded. If a thread exists in both databases but was
+        the ids that they have in the source. An interrupted import can be repeated. Each checkpoint
+        imported from langgraph's own saver is read back after it is stored and compared with the
+        source. Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of
+        its threads are copied without being decoded. If a thread exists in both databases but was
         continued in only one of them, the continued copy is kept. The largest thread of the source
         must fit in memory.
 

@@ -51,12 +51,12 @@ from perdure.checkpointers.values import (
 )
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# The first byte of an encoded value identifies the encoding of the remaining bytes. Messages in
-# compact form have no such first byte.
+# The first byte of an encoded value identifies the encoding of the remaining bytes, except in
+# messages in compact form.
 _FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-# First byte of a value whose encoding has no code in `_FORM_CODES`. It is followed by one byte with
-# the length of the encoding's name, and by the name itself.
+# First byte of a value whose encoding has no code in `_FORM_CODES`. The next byte contains the
+# length of the encoding's name, and the name follows.
 _OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
 # First byte of a message in compact form. It is the msgpack header of a two-element array.
@@ -190,10 +190,10 @@ class Codec:
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes that the serializer or this codec encoded in the form `form_name`.
+        """Decode bytes that the serializer or this codec encoded in the format named `form_name`.
 
         Args:
-            form_name: The name of the form, such as "msgpack".
+            form_name: The name of the format, such as "msgpack".
             data: The bytes.
 
         Raises:
@@ -254,8 +254,7 @@ class Codec:
             and (packed := _encode_values_if_all_plain_data([value])) is not None
         ):
             return packed[0]
-        # Convert a bytearray to bytes, because the serializer does the same to a bytearray in a
-        # list.
+        # Convert a bytearray to bytes, as the serializer does with a bytearray inside a list.
         if type(value) is bytearray:
             value = bytes(value)
         return self._encode_or_raise_error_with_path(value, lambda: get_path(index))
@@ -266,9 +265,9 @@ class Codec:
         """Return the bytes to store for a value that is already encoded for comparison.
 
         In most cases, `encoding_for_comparison` is returned unchanged. However, decoding a message
-        can change it, because its class validates the fields. In that case, the message is decoded
-        and re-encoded before it is stored, so that loading and storing it again does not change its
-        bytes.
+        can change it, because its class validates the fields. A message that decoding would change
+        is decoded and re-encoded before it is stored, so that loading the message and storing it
+        again does not change its bytes.
 
         Args:
             value: The value.
@@ -288,11 +287,11 @@ class Codec:
     def iter_encodings_with_former_class_names(
         self, value: Any, current_encoding: bytes
     ) -> Iterator[bytes]:
-        """Yield the encodings that a value would have under the former names of its classes.
+        """Yield the encodings that a value would have if its classes still had their former names.
 
-        These encodings are used to find items that were stored before a class was renamed. Without
-        these encodings, renaming a class would cause all of its objects in a thread to be stored a
-        second time.
+        These encodings are used to find items that were stored before a class was renamed. If only
+        the current encoding were compared, renaming a class would cause all of its objects in a
+        thread to be stored a second time.
         """
         for names in self.former_names:
             if not any(name.encode() in current_encoding for _, name in names):
@@ -451,8 +450,8 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 class ValuesAsEncoded(Sequence[Any]):
     """A sequence of values that decodes a message each time the message is accessed.
 
-    Later changes to the original message objects are therefore not visible. All values that are not
-    messages are returned unchanged.
+    Each access decodes the encoded bytes again, so later changes to the original message objects
+    are not visible in the sequence. All values that are not messages are returned unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

@@ -44,8 +44,8 @@ class _CollectorPause:
                 self._paused = max(0, self._paused - 1)
 
     def _restore_thresholds(self) -> None:
-        # A nonzero threshold means that the application set it during the pause, so it is left
-        # unchanged.
+        # If the garbage collector's threshold is not 0, the application set it during the pause, so
+        # leave it unchanged.
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 

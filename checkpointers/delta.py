@@ -2,13 +2,13 @@
 
 langgraph stores a snapshot of a `DeltaChannel`'s value only in some checkpoints, and otherwise
 recomputes the value by replaying task writes. A checkpoint can therefore be stored without a
-snapshot of a changed `DeltaChannel`. If a `DeltaChannel` has changed but the checkpoint has no
-snapshot of it, the values that tasks wrote to it since the parent checkpoint are appended to the
-channel's log and transcript. If the channel contains only messages, perdure computes which log
-items make up its value. To do so, perdure handles message ids, `RemoveMessage` and
-`REMOVE_ALL_MESSAGES` in the same way as langgraph. If the channel contains anything other than
-messages, its value is unknown until the next snapshot, because only the graph's reducer can compute
-the value and a checkpointer cannot call it.
+snapshot of a changed `DeltaChannel`. For such a checkpoint, perdure takes the values that tasks
+have written to the channel since the parent checkpoint, and appends them to the channel's log and
+transcript. If the channel contains only messages, perdure computes which log items make up its
+value. In this computation, perdure handles message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES`
+in the same way as langgraph. If the channel contains anything other than messages, its value is
+unknown until the next snapshot, because only the graph's reducer can compute the value and a
+checkpointer cannot call it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ChannelChange(NamedTuple):
 
 
 class _UnwrappedWrite(NamedTuple):
-    """A written value, without the `Overwrite` that may wrap it.
+    """A value that a task wrote, unwrapped if it was an `Overwrite`.
 
     Attributes:
         is_overwrite: Whether the written value was an `Overwrite`.
@@ -220,7 +220,7 @@ def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def _unwrap_written_value(value: Any) -> _UnwrappedWrite:
-    """Unwrap a value if it is an `Overwrite`, and list its elements."""
+    """Unwrap a written value if it is an `Overwrite`, and split it into its elements."""
     is_overwrite = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         is_overwrite, value = True, value[_OVERWRITE]
@@ -243,7 +243,7 @@ def _try_converting_to_messages(written_elements: list[Any]) -> list[BaseMessage
 def _build_message_changes(
     codec: Codec, channel: str, writes: Sequence[_UnwrappedWrite], messages_by_write: Sequence[Any]
 ) -> list[ChannelChange]:
-    """Build the changes that written messages make to a channel's value."""
+    """Convert writes of messages to a list of changes to a channel's value."""
     changes, is_cleared = list[ChannelChange](), False
     for write, messages in zip(writes, messages_by_write, strict=True):
         if write.is_overwrite:
@@ -355,7 +355,8 @@ class Transcript:
     def index_message(self, message: Any) -> None:
         """Add a message to the index.
 
-        Values that are not messages also take an index number, but they never match.
+        Values that are not messages are counted too, so that later messages get the right index,
+        but such values never match.
         """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])

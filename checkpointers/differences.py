@@ -94,9 +94,9 @@ class Differences:
         """Return the nodes that ran in one superstep.
 
         The field `versions_seen` of a checkpoint contains the channel versions that each node has
-        seen. If a node's versions differ between the checkpoint and its parent, the node was
-        triggered by a channel. For a checkpoint with the source `input`, no nodes are returned,
-        because langgraph updates `versions_seen` at an input even for nodes that did not run. A
+        seen. If a node's entry in `versions_seen` differs between the checkpoint and its parent,
+        the node was triggered by a channel. For a checkpoint with the source `input`, no nodes are
+        returned, because langgraph then updates `versions_seen` even for nodes that did not run. A
         task created by a `Send` does not update its node's entry in `versions_seen`, so the nodes
         of such tasks are taken from the `Send`s stored in the parent checkpoint.
         """
@@ -149,7 +149,7 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return True if a value is missing, an empty list or dict, or stored as log items."""
+        """Return whether a value is missing, is an empty list or dict, or is stored in a log."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value

@@ -138,9 +138,8 @@ def _erase_messages(
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
-    # If the thread contains dicts, run the first pass again, because it may have read the
-    # transcript before a dict. A transcript item can be recognised as part of a dict only after the
-    # dict has been read.
+    # If the thread contains dicts, run the first pass again, because a transcript item can be
+    # recognised as part of a dict only after the dict has been read.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -252,9 +251,8 @@ class _Eraser:
         # item of a removed dict.
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # `_removed_sends` contains the `Send`s removed from the current namespace. It maps the id
-        # of each checkpoint to a dict that maps the index of each removed `Send` to the name of its
-        # node.
+        # `_removed_sends` identifies the `Send`s removed from the current namespace. For each
+        # checkpoint id, it maps the indexes of the removed `Send`s to the names of their nodes.
         self._removed_sends: dict[str, dict[int, str]] = {}
         # `_subgraph_prefixes` contains the namespace prefixes of subgraphs that were run by tasks
         # of removed `Send`s.
@@ -291,7 +289,7 @@ class _Eraser:
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_quotations_from_thread_list_entry(self) -> Flow[None]:
-        """Remove text copied from erased messages from the title and metadata in thread lists."""
+        """Remove quotations of erased messages from a thread's listed title and metadata."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
                 self.seal, self.thread_id, stored
@@ -353,8 +351,8 @@ class _Eraser:
     def _may_contain_erased_message(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain an erased message or text copied from one.
 
-        The method searches the encoded value for byte strings, to avoid decoding values that cannot
-        contain an erased message.
+        To avoid decoding values that cannot contain an erased message, the method searches the
+        encoded bytes for parts of the erased messages.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True
@@ -529,8 +527,8 @@ class _Eraser:
             else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # Either the value cannot contain an erased message, or it is not a list of `Send`s, so
-            # langgraph did not store it.
+            # Either the value cannot contain an erased message, or it was not stored by langgraph,
+            # which stores only lists of `Send`s in this channel.
             return (
                 yield from self._remove_erased_messages_from_referenced_value(
                     TASKS, sends_ref, is_input=True
@@ -648,7 +646,7 @@ class _Eraser:
         if isinstance(inner, int):
             return ref
         # A `DeltaChannel` value that was computed from pending writes can contain messages without
-        # ids. Erase these messages too, as in the pending writes themselves.
+        # ids. Erase these messages too, because they are also erased from the pending writes.
         remaining = yield from self._remove_erased_messages_from_referenced_value(
             channel, inner, kind == DELTA
         )
@@ -783,8 +781,7 @@ class _Eraser:
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the log ranges of all `parts`."""
         if self._collect_only:
-            # Return a placeholder, because the caller ignores the ranges in a pass that only
-            # collects messages.
+            # A pass that only collects messages does not use the ranges, so return a placeholder.
             return [(0, 1)]
         return self.additions.append_new_items_to_log(self.thread.logs[log_key].name, parts)
 

@@ -24,15 +24,15 @@ def find_seq_of_first_checkpoint_of_run(
     parent_and_put_supersteps: tuple[int | None, int | None],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the first checkpoint of the run that stores the new checkpoint.
+    """Return the sequence number of the first checkpoint of the new checkpoint's run.
 
     A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
     also starts a new run if its superstep number is not its parent's plus one. Superstep numbers
-    have gaps if a run has the durability `exit`, because langgraph then stores only the run's last
-    checkpoint. If a run was resumed from a given checkpoint id and that checkpoint is not the head,
-    its next checkpoint also starts a new run. If the new checkpoint's parent was pruned and the
-    head was stored by another run or by a state update, the result is 0, which makes the new
-    checkpoint's run the oldest.
+    have gaps if a run uses the durability mode `exit`, because langgraph then stores only the run's
+    last checkpoint. If a run was resumed from a given checkpoint id and that checkpoint is not the
+    head, its next checkpoint also starts a new run. If the new checkpoint's parent was pruned and
+    the head was stored by another run or by a state update, 0 is returned, so that the new
+    checkpoint's run counts as the oldest.
 
     Args:
         put: The put.
@@ -58,12 +58,12 @@ def find_seq_of_first_checkpoint_of_run(
 def choose_head_and_detect_run_overlap(
     put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
 ) -> tuple[Head, bool]:
-    """Return a namespace's head after a checkpoint was stored, and whether two runs overlap.
+    """Return a namespace's new head after a checkpoint was stored, and whether runs overlap.
 
     If the new checkpoint does not become the head, two runs of the thread overlap, unless the
-    thread was rewound to an earlier checkpoint. In the root namespace, runs also overlap if a new
-    checkpoint with the source `input` replaces a head that the new checkpoint's run has not read. A
-    run that deliberately continues from an earlier checkpoint does not count as overlapping.
+    thread was rewound to an earlier checkpoint. In the root namespace, two runs also overlap if one
+    run's checkpoint with the source `input` replaces a head that this run has not read. A run that
+    deliberately continues from an earlier checkpoint does not count as overlapping.
 
     Args:
         put: The put.

@@ -90,7 +90,7 @@ class SourceCheckpoint(NamedTuple):
 def open_import_source(
     source: str | os.PathLike[str], codec: Codec, max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> _SQLiteFile | _PostgresTables:
-    """Open a SQLite file or Postgres database that langgraph's saver has written, to import it.
+    """Open a SQLite file or Postgres database written by langgraph's saver, to import from it.
 
     Args:
         source: The path of the file, or the DSN of the database.
@@ -226,7 +226,8 @@ class _PostgresTables:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        # langgraph's saver requires the function `dumps_typed`, but an import never calls it.
+        # langgraph's saver requires a serializer with a `dumps_typed` function, but an import never
+        # calls this function.
         dumps = codec.serde.dumps_typed
         self._saver = self._tables.build_langgraph_saver(
             SimpleNamespace(
