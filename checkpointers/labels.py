@@ -41,6 +41,11 @@ STATE_FROM_OTHERS: Final = "perdure_state_from_others"
 Users who may act for the person to whom the thread belongs do not count. The value is inherited, so
 it also marks all later checkpoints, forks and copies.
 """
+TURN_WITHOUT_MEMORY: Final = "perdure_turn_without_memory"
+"""The metadata key that is True if a run that used nobody's memories, or an update of the state by
+a user who may not act for the person, stored the checkpoint. A run that continues from such a
+checkpoint uses nobody's memories either. The value is not inherited.
+"""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
 # Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the

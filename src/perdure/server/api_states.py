@@ -15,7 +15,7 @@ from langgraph_sdk.runtime import AccessContext
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
-from perdure.checkpointers.labels import CALLER, CALLER_ACTION
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION, TURN_WITHOUT_MEMORY
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
@@ -388,9 +388,9 @@ def _build_config_for_new_checkpoint(
     `person_metadata` identifies the person the thread belongs to. If `user_id` is empty, the thread
     does not belong to anyone.
     """
-    # Do not copy the metadata fields `user_id`, `CALLER` and `CALLER_ACTION` to the new checkpoint,
-    # because their values apply only to the thread's current head checkpoint.
-    excluded = ("user_id", CALLER, CALLER_ACTION)
+    # Do not copy these metadata fields to the new checkpoint, because their values apply only to
+    # the thread's current head checkpoint.
+    excluded = ("user_id", CALLER, CALLER_ACTION, TURN_WITHOUT_MEMORY)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
     user = {"user_id": person_metadata["user_id"]}

@@ -24,7 +24,7 @@ from langgraph.types import Command, Overwrite, Send
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.labels import STATE_FROM_OTHERS
+from perdure.checkpointers.labels import CALLER_ACTION, STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY
 from perdure.checkpointers.message_marking import MESSAGE_MARKER
 from perdure.checkpointers.status import ASIDE_SUFFIX
 from perdure.checkpointers.values import DeltaSnapshot
@@ -32,9 +32,10 @@ from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER_TURN
 
 T = TypeVar("T")
-# Channel and task path of the write that `label_checkpoint` stores. langgraph ignores the write,
-# because no task has its id.
+# Channels and task path of the writes that `label_checkpoint` stores. langgraph ignores the writes,
+# because no task has their ids.
 _LABEL_CHANNEL: Final = "__state_from_others"
+_TURN_CHANNEL: Final = "__turn_without_memory"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
 _HUMAN_ROLES: Final = ("user", "human")
 # Prefix of the namespaces for internal data of perdure, such as model views.
@@ -220,7 +221,9 @@ class RunMessageMarker:
         return all(text.strip() in self._person_texts for text in _iter_texts(content))
 
 
-async def label_checkpoint(saver: Checkpointer, config: RunnableConfig) -> None:
+async def label_checkpoint(
+    saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
+) -> None:
     """Record that users other than the person write to the state at a checkpoint.
 
     Call this function before a run that may add pending writes to a checkpoint of another run. Such
@@ -229,14 +232,56 @@ async def label_checkpoint(saver: Checkpointer, config: RunnableConfig) -> None:
     Args:
         saver: The checkpointer.
         config: The config of the run, which names the checkpoint or its thread.
+        is_turn_without_memory: Whether the run's pending writes must not be continued by a run that
+            uses the person's memories; see `TURN_WITHOUT_MEMORY`.
     """
+    if (checkpoint := await _load_checkpoint(saver, config)) is None:
+        return
+    labels = [(_LABEL_CHANNEL, STATE_FROM_OTHERS)]
+    if is_turn_without_memory:
+        labels.append((_TURN_CHANNEL, TURN_WITHOUT_MEMORY))
+    for channel, task_id in labels:
+        await saver.aput_writes(checkpoint.config, [(channel, True)], task_id, _LABEL_PATH)
+
+
+async def load_continued_metadata(
+    saver: Checkpointer, thread_id: str, checkpoint_ids: Mapping[str, str]
+) -> list[Mapping[str, Any]]:
+    """Return the metadata of the checkpoints from which a run continues.
+
+    If another user has only added pending writes to a checkpoint, its metadata is returned as if
+    that user had updated the state.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread of the run.
+        checkpoint_ids: The checkpoint that the run names in each checkpoint namespace. The head is
+            used if no checkpoint of the namespace `""` is named.
+    """
+    loaded = []
+    for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids}.items():
+        position = {"checkpoint_ns": checkpoint_ns, "checkpoint_id": checkpoint_id}
+        checkpoint = await _load_checkpoint(
+            saver, {"configurable": {"thread_id": thread_id, **position}}
+        )
+        if checkpoint is None:
+            continue
+        metadata: dict[str, Any] = {**checkpoint.metadata}
+        is_labelled = any(
+            channel == _TURN_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()
+        )
+        if is_labelled and not metadata.get(TURN_WITHOUT_MEMORY):
+            metadata |= {TURN_WITHOUT_MEMORY: True, CALLER_ACTION: "changed"}
+        loaded.append(metadata)
+    return loaded
+
+
+async def _load_checkpoint(saver: Checkpointer, config: RunnableConfig) -> CheckpointTuple | None:
+    """Return the checkpoint that a config names, or the thread's head, or None without any."""
     names = ("thread_id", "checkpoint_ns", "checkpoint_id")
     configurable = config["configurable"]
     position = {name: configurable[name] for name in names if configurable.get(name)}
-    checkpoint = await saver.aget_tuple({"configurable": {"checkpoint_ns": "", **position}})
-    if checkpoint is not None:
-        write = (_LABEL_CHANNEL, True)
-        await saver.aput_writes(checkpoint.config, [write], STATE_FROM_OTHERS, _LABEL_PATH)
+    return await saver.aget_tuple({"configurable": {"checkpoint_ns": "", **position}})
 
 
 def _is_marked(message: HumanMessage) -> bool:

@@ -10,14 +10,19 @@ belongs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
 from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
-from perdure.checkpointers.labels import CALLER, CALLER_ACTION, STATE_FROM_OTHERS
+from perdure.checkpointers.labels import (
+    CALLER,
+    CALLER_ACTION,
+    STATE_FROM_OTHERS,
+    TURN_WITHOUT_MEMORY,
+)
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 from perdure.server.message_authors import RunMessageMarker
@@ -97,7 +102,8 @@ class Person(NamedTuple):
 
         The metadata identifies the person whose memories the run uses. If a different user started
         the run, the metadata also contains that user's id and action, such as `sent`. If this user
-        is not permitted to act for the person, the metadata also contains `STATE_FROM_OTHERS`.
+        is not permitted to act for the person, the metadata also contains `STATE_FROM_OTHERS`. If
+        the run does not use the person's memories, it contains `TURN_WITHOUT_MEMORY`.
         """
         caller_fields = (
             {}
@@ -105,7 +111,8 @@ class Person(NamedTuple):
             else {CALLER: sender.caller, CALLER_ACTION: sender.deed}
         )
         state_fields = {} if self.is_sender_trusted else {STATE_FROM_OTHERS: True}
-        return {"user_id": self.user, **caller_fields, **state_fields}
+        turn_fields = {TURN_WITHOUT_MEMORY: True} if self.user and not self.uses_memory else {}
+        return {"user_id": self.user, **caller_fields, **state_fields, **turn_fields}
 
     def replace_user_in_context(self, context: Any) -> Any:
         """Return a copy of a run's context with `user_id` and `owner` replaced.
@@ -194,7 +201,11 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
 
 
 def choose_person_of_run(
-    thread: ListedThread, sender: Sender, *, owners_are_people: bool
+    thread: ListedThread,
+    sender: Sender,
+    *,
+    owners_are_people: bool,
+    continued_metadata: Iterable[Mapping[str, Any]] = (),
 ) -> Person:
     """Return the person whose memories a run uses.
 
@@ -203,10 +214,16 @@ def choose_person_of_run(
     person, the thread is assigned to that person. A thread that already belongs to a user other
     than the caller is not reassigned.
 
+    A turn that began without the person's memories continues without them, whoever continues it.
+    Otherwise its author could send a message that recalls nothing, and then continue the run as if
+    it were a run of the person.
+
     Args:
         thread: The thread of the run.
         sender: The sender of the run.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
+        continued_metadata: The metadata of the checkpoints from which the run continues. It is used
+            only if the run has no new message.
     """
     thread_person = find_person(thread, owners_are_people=owners_are_people)
     represented_person = sender.acting_for
@@ -220,11 +237,35 @@ def choose_person_of_run(
     is_author = sender.author in (None, user)
     is_sender = (represented_person or sender.caller) == user
     may_act = sender.may_act and represented_person is None
+    is_sender_trusted = not user or may_act or (is_sender and is_author)
+    continues_without_memory = sender.author is None and any(
+        _must_continue_without_memory(sender, metadata, is_sender_trusted=is_sender_trusted)
+        for metadata in continued_metadata
+    )
     return Person(
         user,
-        uses_memory=bool(user) and (is_author or may_act),
-        is_sender_trusted=not user or may_act or (is_sender and is_author),
+        uses_memory=bool(user) and (is_author or may_act) and not continues_without_memory,
+        is_sender_trusted=is_sender_trusted,
     )
+
+
+def _must_continue_without_memory(
+    sender: Sender, metadata: Mapping[str, Any], *, is_sender_trusted: bool
+) -> bool:
+    """Return whether a run without a new message must not use the person's memories.
+
+    After another user has only updated the state, the person can still answer a question with the
+    person's memories.
+
+    Args:
+        sender: The sender of the run.
+        metadata: The metadata of the checkpoint from which the run continues.
+        is_sender_trusted: See `Person`.
+    """
+    if not metadata.get(TURN_WITHOUT_MEMORY):
+        return False
+    is_state_update = metadata.get(CALLER_ACTION) == "changed"
+    return not (is_state_update and is_sender_trusted and sender.deed == "answered")
 
 
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:

@@ -35,7 +35,7 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.message_authors import label_checkpoint
+from perdure.server.message_authors import label_checkpoint, load_continued_metadata
 from perdure.server.person import Person, Sender, choose_person_of_run, find_owner_of_checkpoints
 from perdure.server.reply import encode_json
 from perdure.server.run import Run, build_run_json, describe_error
@@ -253,7 +253,12 @@ class RunExecution:
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
-                await label_checkpoint(saver, config)
+                await label_checkpoint(
+                    saver,
+                    config,
+                    is_turn_without_memory=run.request.command is not None
+                    and not person.uses_memory,
+                )
         with run.allow_task_cancellation_and_record_run_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
             if progress != "asks":
@@ -297,7 +302,19 @@ class RunExecution:
             # The thread is waiting for an answer to an interrupt, so the run's input is used as the
             # answer.
             sender = sender._replace(author=None, deed="answered")
-        person = choose_person_of_run(thread, sender, owners_are_people=owners_are_people)
+        continued_metadata = (
+            []
+            if sender.author is not None
+            else await load_continued_metadata(
+                self._saver, run.thread_id, run.request.checkpoint_ids_by_namespace
+            )
+        )
+        person = choose_person_of_run(
+            thread,
+            sender,
+            owners_are_people=owners_are_people,
+            continued_metadata=continued_metadata,
+        )
         if run.row.details.get("person") != person.user:
             run.row = run.row._replace(details={**run.row.details, "person": person.user})
             await self._runs.table.store_person_of_run(self._live, person.user)

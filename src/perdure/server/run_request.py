@@ -11,7 +11,12 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from perdure.checkpointers.labels import CALLER, CALLER_ACTION, STATE_FROM_OTHERS
+from perdure.checkpointers.labels import (
+    CALLER,
+    CALLER_ACTION,
+    STATE_FROM_OTHERS,
+    TURN_WITHOUT_MEMORY,
+)
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_run_teams
 from perdure.server.threads import validate_metadata
@@ -29,7 +34,7 @@ StreamMode = Literal[
 ]
 _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
-    STATE_FROM_OTHERS,
+    STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY,
 )  # fmt: skip
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 # Maximum delay of a run (`after_seconds`), in seconds: ten years

@@ -1,0 +1,112 @@
+"""A turn of a colleague uses nobody's memories until it ends, whoever answers or continues it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.talking import build_input
+from tests.server.test_person import (
+    FOLLOW_UP,
+    REFUND_REQUEST,
+    YES_COMMAND,
+    Desk,
+    model,  # noqa: F401 - a fixture
+    team,  # noqa: F401 - a fixture
+)
+
+RunStart = Callable[[Desk, str], Any]
+
+
+def start_thread(desk: Desk) -> str:
+    """Start a thread of Mia with one message, and return its id."""
+    client = desk.client("mia")
+    thread_id: str = client.threads.create()["thread_id"]
+    client.runs.wait(thread_id, "desk", input=build_input("Hello."))
+    return thread_id
+
+
+def continue_after_own_update(desk: Desk, thread_id: str) -> None:
+    tom = desk.client("tom")
+    tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    tom.runs.wait(thread_id, "desk", input=None)
+
+
+def continue_from_checkpoint_of_own_update(desk: Desk, thread_id: str) -> None:
+    tom = desk.client("tom")
+    first = tom.threads.get_state(thread_id)["checkpoint"]
+    updated: Any = tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    desk.client("mia").threads.update_state(thread_id, {"messages": []}, checkpoint=first)
+    checkpoint = updated["checkpoint"]
+    tom.runs.wait(thread_id, "desk", input=None, checkpoint=checkpoint)
+
+
+def go_to_node_after_own_update(desk: Desk, thread_id: str) -> None:
+    tom = desk.client("tom")
+    tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    tom.runs.wait(thread_id, "desk", command={"goto": ["respond"]})
+
+
+def continue_own_stopped_message(desk: Desk, thread_id: str) -> None:
+    tom = desk.client("tom")
+    tom.runs.wait(thread_id, "desk", input=FOLLOW_UP, interrupt_before=["respond"])
+    tom.runs.wait(thread_id, "desk", input=None)
+
+
+def let_person_continue_stopped_message(desk: Desk, thread_id: str) -> None:
+    options: Any = {"input": FOLLOW_UP, "interrupt_before": ["respond"]}
+    desk.client("tom").runs.wait(thread_id, "desk", **options)
+    desk.client("mia").runs.wait(thread_id, "desk", input=None)
+
+
+def let_person_continue_after_update(desk: Desk, thread_id: str) -> None:
+    desk.client("tom").threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    desk.client("mia").runs.wait(thread_id, "desk", input=None)
+
+
+def answer_own_question(desk: Desk, thread_id: str) -> None:
+    tom = desk.client("tom")
+    tom.runs.wait(thread_id, "desk", input=REFUND_REQUEST)
+    tom.runs.wait(thread_id, "desk", command=YES_COMMAND)
+
+
+def let_person_answer_question(desk: Desk, thread_id: str) -> None:
+    desk.client("tom").runs.wait(thread_id, "desk", input=REFUND_REQUEST)
+    desk.client("mia").runs.wait(thread_id, "desk", command=YES_COMMAND)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        continue_after_own_update,
+        continue_from_checkpoint_of_own_update,
+        go_to_node_after_own_update,
+        continue_own_stopped_message,
+        let_person_continue_stopped_message,
+        let_person_continue_after_update,
+        answer_own_question,
+        let_person_answer_question,
+    ],
+)
+def test_turn_of_colleague_continues_without_memories(
+    team: Desk,  # noqa: F811
+    start: RunStart,
+) -> None:
+    """The person's next message recalls memories again."""
+    thread_id = start_thread(team)
+    before, known = len(team.model.requests), team.memories("mia")
+
+    start(team, thread_id)
+
+    shown = team.prompts(before)
+    assert ("refund" in shown, "Magpie" in shown, "Toad" in shown) == (True, False, False)
+    assert team.memories("mia") == known
+    assert team.head(thread_id)["user_id"] == "mia"
+
+    asked = len(team.model.requests)
+    team.client("mia").runs.wait(thread_id, "desk", input=build_input("Is my refund there?"))
+
+    assert "Magpie" in team.prompts(asked)
+    assert "user: Is my refund there?" in team.memories("mia")
