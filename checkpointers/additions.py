@@ -67,13 +67,14 @@ class Additions:
         seal: Encrypts the items.
         thread_id: The thread.
         thread: The cached thread, with a log for each channel to which items are added.
-        stored_at: The time of first storage of the items, in seconds since 1970.
-        item_times: The times of items that differ from `stored_at`, by channel and content.
+        stored_at: The time recorded as the first storage of the items, in seconds since 1970.
+        item_times: The storage times that differ from `stored_at`, by channel and item content.
 
     Attributes:
         positions_by_item: The positions of the new items, by channel and content.
-        items: The appended items, each as log, position and content.
-        aliases: The appended aliases, each as log, position and the position that it repeats.
+        items: The appended items, each as a tuple of log, position and content.
+        aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
+            position of the original item.
     """
 
     sql: NamedSQL
@@ -351,7 +352,7 @@ class PlannedTransaction:
         thread: The cached thread, as it is after the commit.
         statements: The statements. The first one fails if the thread has changed since the plan.
         additions: The items that are appended to the logs.
-        snapshot: The checkpoint that is put, or None.
+        snapshot: The new checkpoint, or None.
         head: The head of the namespace after the checkpoint was stored, which may be another
         checkpoint.
         reveals_overlap: Whether the stored checkpoint reveals that two runs of the thread overlap.

@@ -414,8 +414,9 @@ class Checkpointer(CheckpointSaver):
         the erased messages are also removed (docs/erasure.md). A stored message without an id is
         removed if it has the same content as an erased message. A pending task that contains text
         copied from an erased message is cancelled and listed in the report. If an erased message
-        contains a tool call, the tool message with the result is kept, unless the id of the tool
-        message is erased as well. The thread can continue. Unknown ids are not an error.
+        contains a tool call, the tool message with the result is kept, unless the id of
+        the tool message is also in `message_ids`. The thread can continue. Unknown ids are not an
+        error.
 
         `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
         messages. A run in progress still holds the erased messages in memory, but they are removed

@@ -170,7 +170,7 @@ def _build_channel_update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Build a channel's update from its value at the parent checkpoint and the task writes.
+    """Build a channel's update from its value at the parent checkpoint and from task writes.
 
     The channel's value at the parent checkpoint may be unknown.
     """

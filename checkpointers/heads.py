@@ -27,20 +27,20 @@ def find_seq_of_first_checkpoint_of_run(
     """Return the sequence number of the first checkpoint of the new checkpoint's run.
 
     A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
-    also starts a new run if its superstep number is not its parent's plus one. Superstep numbers
-    have gaps if a run uses the durability mode `exit`, because langgraph then stores only the run's
-    last checkpoint. If a run was resumed from a given checkpoint id and that checkpoint is not the
-    head, its next checkpoint also starts a new run. If the new checkpoint's parent was pruned and
-    the head was stored by another run or by a state update, 0 is returned, so that the new
-    checkpoint's run counts as the oldest.
+    also starts a new run if its superstep number is not one more than its parent's. Superstep
+    numbers have gaps if a run uses the durability mode `exit`, because langgraph then stores only
+    the run's last checkpoint. A new checkpoint also starts a new run if the caller chose its parent
+    by id and this parent is not the head. If the new checkpoint's parent was pruned and the head
+    was stored by another run or by a state update, 0 is returned, so that the new checkpoint's run
+    counts as the oldest.
 
     Args:
-        put: The put.
-        head: The head before the put.
-        parent: The parent of the checkpoint that is put.
-        parent_and_put_supersteps: The step of the parent and the step of the put. A step is None if
-            the metadata has no step.
-        put_seq: The sequence number of the put.
+        put: The request to store the new checkpoint.
+        head: The head before the new checkpoint is stored.
+        parent: The parent of the new checkpoint.
+        parent_and_put_supersteps: The superstep numbers of the parent and of the new checkpoint. A
+            number is None if the checkpoint's metadata does not contain it.
+        put_seq: The sequence number of the new checkpoint.
     """
     if put.metadata.get("source") in START_SOURCES:
         return put_seq
@@ -66,10 +66,10 @@ def choose_head_and_detect_run_overlap(
     deliberately continues from an earlier checkpoint does not count as overlapping.
 
     Args:
-        put: The put.
-        head: The head before the put.
-        snapshot: The checkpoint that is put.
-        put_seq: The sequence number of the put.
+        put: The request to store the new checkpoint.
+        head: The head before the new checkpoint is stored.
+        snapshot: The new checkpoint.
+        put_seq: The sequence number of the new checkpoint.
     """
     former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
     if put.merge is not None and put.merge.keeps_head is not None:

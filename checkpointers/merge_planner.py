@@ -84,8 +84,8 @@ class MergePlanner:
         """Decide whether and how a new checkpoint is merged with the head of its namespace.
 
         Args:
-            put: The put.
-            parent: The parent of the put, or None if it has none.
+            put: The request to store the new checkpoint.
+            parent: The parent of the new checkpoint, or None if it has none.
 
         Returns:
             The merge, or None if the put is stored as it is.
@@ -135,7 +135,7 @@ class MergePlanner:
         later run.
 
         Args:
-            put: The put.
+            put: The request to store the new checkpoint.
             current_head: The checkpoint that is the head.
             parent_id: The id of the pruned parent.
         """
@@ -168,7 +168,7 @@ class MergePlanner:
         might not have read the copied value yet.
 
         Args:
-            put: The put.
+            put: The request to store the new checkpoint.
             current_head: The checkpoint that is the head.
             merged_channels: The channels whose values were copied to the head.
         """
