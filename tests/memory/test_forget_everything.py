@@ -248,7 +248,7 @@ def test_forget_everything_with_a_namespace_erases_only_this_namespace(
 
 def test_forget_with_a_key_refuses_options_of_everything(perdure_store: SQLiteStore) -> None:
     fill_store(perdure_store)
-    with pytest.raises(ConfigurationError, match="pass everything=True without a key"):
+    with pytest.raises(ConfigurationError, match="pass everything=True and no key"):
         memory.forget("home", store=perdure_store, config=BOB, dry_run=True)
 
 

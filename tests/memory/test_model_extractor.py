@@ -738,7 +738,7 @@ def test_profile_or_instructions_in_another_store_are_refused(
             Profile(Person, other_store) if option == "profile" else Instructions(other_store)
         )
         setting.send_messages(build_message("I like green tea."))
-        with pytest.raises(ConfigurationError, match="use one store for both"):
+        with pytest.raises(ConfigurationError, match="use the same store for both"):
             setting.make_extraction(**{option: value}).extract("t", user_config())
 
     assert setting.server.requests == []

@@ -259,12 +259,12 @@ def test_invalid_arguments_and_other_databases_are_refused(
             call()
     with (
         SQLiteStore.open(tmp_path / "other.db") as other,
-        pytest.raises(ConfigurationError, match="expected both in one database on disk"),
+        pytest.raises(ConfigurationError, match="both must be in the same database on disk"),
     ):
         search_threads(database.saver, other, "canoe")
     assert database.read_rows() == []
     with SQLiteCheckpointer.open(":memory:") as saver, SQLiteStore.open(":memory:") as store:
-        with pytest.raises(ConfigurationError, match="one database on disk"):
+        with pytest.raises(ConfigurationError, match="the same database on disk"):
             search_threads(saver, store, "canoe")
         with pytest.raises(ConfigurationError, match="saver is"):
             search_threads(None, store, "canoe")  # type: ignore[arg-type]

@@ -371,7 +371,7 @@ def test_everything_that_opens_postgres_accepts_a_dsn_function(
         for postgres_store in (store, other):
             hits = search_threads(saver, postgres_store, "figs")
             assert [hit.thread_id for hit in hits] == ["t"]
-        with pytest.raises(ConfigurationError, match="expected both in one database"):
+        with pytest.raises(ConfigurationError, match="both must be in the same database"):
             search_threads(saver, other_schema, "figs")
         assert saver.database.path.startswith("postgresql://")
 

@@ -75,8 +75,8 @@ def test_span_has_no_effect_without_context_or_query(store: SQLiteStore) -> None
 WRONG: list[tuple[Any, str]] = [
     (START, "expected two datetimes"),
     ((START,), "expected two datetimes"),
-    ((START, START), "expected the earlier datetime first"),
-    (WEEK[::-1], "expected the earlier datetime first"),
+    ((START, START), "pass the earlier datetime first"),
+    (WEEK[::-1], "pass the earlier datetime first"),
     ((START, WEEK[1].replace(tzinfo=None)), "with a time zone"),
     (("2024-05-06", "2024-05-13"), "with a time zone"),
 ]
