@@ -14,7 +14,7 @@ from perdure.checkpointers.cache import (
     Snapshot,
     Thread,
     Write,
-    add_recent_entry,
+    add_entry_and_evict_oldest,
 )
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.delta import ChannelUpdate
@@ -163,7 +163,7 @@ class Additions:
                 other_ranges,
                 merge_ranges((position, position + 1) for position in repeated_positions),
             )
-            transcript = _extend_transcript_ranges(
+            transcript = _join_transcript_and_new_value_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
         # The value consists of the parent's whole transcript followed by new items, so it is also
@@ -174,14 +174,16 @@ class Additions:
         ):
             transcript = ranges
         else:
-            transcript = _extend_transcript_ranges(
+            transcript = _join_transcript_and_new_value_ranges(
                 log, parent_transcript[1], other_ranges, first_new_position
             )
-        value_ranges = self._reduce_range_count(log, ranges)
+        value_ranges = self._merge_short_ranges_if_too_many(log, ranges)
         snapshot.ranges[channel] = (log.key, value_ranges)
         snapshot.transcript[channel] = (
             log.key,
-            value_ranges if transcript == ranges else self._reduce_range_count(log, transcript),
+            value_ranges
+            if transcript == ranges
+            else self._merge_short_ranges_if_too_many(log, transcript),
         )
         ref = [split_value.kind, log.key, flatten_ranges(value_ranges)]
         return [SNAPSHOT, ref] if split_value.is_snapshot else ref
@@ -221,17 +223,20 @@ class Additions:
                 merge_ranges(_replace_alias_positions_by_item_positions(log, update.parent_ranges)),
             )
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
-        transcript = _extend_transcript_ranges(
+        transcript = _join_transcript_and_new_value_ranges(
             log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new_position
         )
-        snapshot.transcript[channel] = (log.key, self._reduce_range_count(log, transcript))
+        snapshot.transcript[channel] = (
+            log.key,
+            self._merge_short_ranges_if_too_many(log, transcript),
+        )
         if update.parent_ranges is None:
             return [DELTA, update.kind]
         value_ranges = update.compute_log_ranges_of_updated_value(change_positions)
         stored_ranges = (
             snapshot.transcript[channel][1]
             if value_ranges == transcript
-            else self._reduce_range_count(log, value_ranges)
+            else self._merge_short_ranges_if_too_many(log, value_ranges)
         )
         snapshot.ranges[channel] = (log.key, stored_ranges)
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
@@ -278,7 +283,7 @@ class Additions:
         entry that refers to an earlier item of the log.
         """
         log = self.thread.logs_by_channel[channel]
-        return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
+        return self._merge_short_ranges_if_too_many(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
         """Append the new items to a log, and return the log ranges of all `parts`, in order."""
@@ -301,7 +306,7 @@ class Additions:
         stored_at = self.item_times.get((log.name, data), self.stored_at)
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
-    def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
+    def _merge_short_ranges_if_too_many(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """Reduce the number of log ranges to the allowed maximum, keeping the items they refer to.
 
         The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
@@ -412,7 +417,7 @@ class PlannedTransaction:
         if (
             self.reveals_overlap
             and self.snapshot is not None
-            and cache.record_overlapping_runs_and_check_if_first(self.thread_id)
+            and cache.record_run_overlap_and_check_if_first_of_thread(self.thread_id)
         ):
             _log.warning(
                 "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
@@ -433,8 +438,11 @@ class PlannedTransaction:
             head.write_rows[task_id] = row
 
 
-def _extend_transcript_ranges(
-    log: ChannelLog, transcript_ranges: Ranges, new_value_ranges: Ranges, first_new_position: int
+def _join_transcript_and_new_value_ranges(
+    log: ChannelLog,
+    transcript_ranges: Ranges,
+    new_value_ranges: Ranges,
+    first_appended_position: int,
 ) -> Ranges:
     """Return a transcript's log ranges, extended with the new items of a channel's value.
 
@@ -443,9 +451,9 @@ def _extend_transcript_ranges(
         transcript_ranges: The ranges of the transcript of the parent.
         new_value_ranges: The ranges of the value, without the part at its beginning that the value
             of the parent has as well.
-        first_new_position: The log position of the first item that this transaction appends.
+        first_appended_position: The log position of the first item that this transaction appends.
     """
-    if any(start < first_new_position or start >= ALIASES for start, _ in new_value_ranges):
+    if any(start < first_appended_position or start >= ALIASES for start, _ in new_value_ranges):
         new_value_ranges = subtract_ranges(
             _replace_alias_positions_by_item_positions(log, new_value_ranges),
             merge_ranges(_replace_alias_positions_by_item_positions(log, transcript_ranges)),
@@ -477,7 +485,7 @@ def cache_pending_writes(
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
         tasks = thread.pending_writes.get(checkpoint, {})
-        add_recent_entry(
+        add_entry_and_evict_oldest(
             thread.pending_writes,
             checkpoint,
             {**tasks, request.task_id: (request.task_path, writes, body)},

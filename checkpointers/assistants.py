@@ -100,11 +100,13 @@ class AssistantTable(ServerTable):
     async def set_latest_version(self, assistant_id: str, version: int) -> None:
         """Make an existing version of an assistant the latest one."""
         latest = self._sql("set_latest", version, time.time(), assistant_id)
-        await self._write_statements([latest], (assistant_id,))
+        await self._execute_statements_in_transaction([latest], (assistant_id,))
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions."""
-        await self._write_statements([self._sql("drop_assistant", assistant_id)], (assistant_id,))
+        await self._execute_statements_in_transaction(
+            [self._sql("drop_assistant", assistant_id)], (assistant_id,)
+        )
 
     def _build_version_insert(
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float

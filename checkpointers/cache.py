@@ -406,7 +406,7 @@ class Thread:
         )
 
 
-def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
+def add_entry_and_evict_oldest(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
     """Add an entry to a size-limited dict, and evict the oldest entries beyond the limit."""
     recent_entries.pop(key, None)
     recent_entries[key] = value
@@ -496,7 +496,7 @@ class Cache:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
-    def record_overlapping_runs_and_check_if_first(self, thread_id: str) -> bool:
+    def record_run_overlap_and_check_if_first_of_thread(self, thread_id: str) -> bool:
         """Record that runs of a thread overlap, and return whether it is the first such record."""
         with self._lock:
             is_first = thread_id not in self._overlapped

@@ -173,7 +173,7 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.read_delta_values(address))
+        return self._read(lambda: self._threads.read_delta_channel_values(address))
 
     adelta_values = make_async_twin(delta_values)
 

@@ -98,5 +98,7 @@ class CronTable(ServerTable):
     async def _write_cron(self, cron: CronRow, statement_name: str, *params: Any) -> list[Row]:
         """Execute a statement that modifies a cron, and return the resulting rows."""
         lock_id = cron.thread_id or cron.cron_id
-        [rows] = await self._write_statements([self._sql(statement_name, *params)], (lock_id,))
+        [rows] = await self._execute_statements_in_transaction(
+            [self._sql(statement_name, *params)], (lock_id,)
+        )
         return rows

@@ -318,10 +318,10 @@ def find_items_with_newly_assigned_ids(
         update: The update of a channel of messages.
         transcript_messages: The messages of the transcript before the update.
     """
-    unmatched, is_cleared, restored = Transcript(), False, set[bytes]()
+    unmatched, is_cleared, restored = TranscriptMessageIndex(), False, set[bytes]()
     for message in transcript_messages:
         if isinstance(message, BaseMessage) and not message.id:
-            unmatched.index_message(message)
+            unmatched.add_message(message)
     for change in update.changes:
         is_cleared = is_cleared or change.clears
         if change.item is None:
@@ -329,15 +329,15 @@ def find_items_with_newly_assigned_ids(
         if (
             change.message_id
             and is_cleared
-            and unmatched.pop_matching_index(change.message) is not None
+            and unmatched.pop_index_of_matching_message(change.message) is not None
         ):
             restored.add(change.item)
         elif not change.message_id and not is_cleared:
-            unmatched.index_message(change.message)
+            unmatched.add_message(change.message)
     return frozenset(restored)
 
 
-class Transcript:
+class TranscriptMessageIndex:
     """An index for finding the message in a transcript that matches a given message.
 
     Two messages match if both their content and their ids are equal. Two messages also match if
@@ -350,9 +350,9 @@ class Transcript:
         self._entries: dict[tuple[str, str], list[tuple[int, str | None]]] = {}
         self._count = 0
         for message in messages:
-            self.index_message(message)
+            self.add_message(message)
 
-    def index_message(self, message: Any) -> None:
+    def add_message(self, message: Any) -> None:
         """Add a message to the index.
 
         Values that are not messages are counted too, so that later messages get the right index,
@@ -363,7 +363,7 @@ class Transcript:
             entries.append((self._count, message.id or None))
         self._count += 1
 
-    def pop_matching_index(self, message: Any) -> int | None:
+    def pop_index_of_matching_message(self, message: Any) -> int | None:
         """Return the index of a transcript message that matches `message`, or None.
 
         A transcript message is removed from the index once it has been returned as a match.

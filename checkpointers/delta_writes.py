@@ -15,7 +15,7 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaChannelWrites,
-    Transcript,
+    TranscriptMessageIndex,
     find_items_with_newly_assigned_ids,
     find_positions_by_message_id,
     list_pairs_of_dict_with_str_or_int_keys,
@@ -278,7 +278,9 @@ def _find_items_repeating_transcript_messages(
     if not new_items:
         return frozenset()
     yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, transcript)
-    messages = Transcript(reader.codec.decode_all(log.get_items(transcript)))
+    messages = TranscriptMessageIndex(reader.codec.decode_all(log.get_items(transcript)))
     return frozenset(
-        stored for value, stored in new_items if messages.pop_matching_index(value) is not None
+        stored
+        for value, stored in new_items
+        if messages.pop_index_of_matching_message(value) is not None
     )

@@ -80,7 +80,9 @@ class Differences:
             if parent is None and step.parent_id is not None:
                 parts = address.thread_id, address.checkpoint_ns, namespace, step.parent_id
                 parent = yield from self.reader.read_snapshot(*parts)
-            nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
+            nodes[:0] = yield from self._find_nodes_executed_in_superstep(
+                address.thread_id, parent, step
+            )
             step = parent
         # The later checkpoint does not descend from the earlier one, so find the nodes that ran by
         # comparing the `versions_seen` of both checkpoints.
@@ -88,8 +90,8 @@ class Differences:
             nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
 
-    def _find_nodes_of_step(
-        self, thread_id: str, parent: Snapshot | None, step: Snapshot
+    def _find_nodes_executed_in_superstep(
+        self, thread_id: str, parent: Snapshot | None, checkpoint: Snapshot
     ) -> Flow[list[str]]:
         """Return the nodes that ran in one superstep.
 
@@ -100,13 +102,17 @@ class Differences:
         task created by a `Send` does not update its node's entry in `versions_seen`, so the nodes
         of such tasks are taken from the `Send`s stored in the parent checkpoint.
         """
-        source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
+        source, nodes = self.reader.decode_metadata(checkpoint).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
             sends = yield from self.reader.read_referenced_value(
                 thread_id, parent.references[SENDS]
             )
             nodes += [node for node in find_send_targets(sends) if node is not None]
-        return [] if source == "input" else [*nodes, *_find_nodes_with_new_versions(parent, step)]
+        return (
+            []
+            if source == "input"
+            else [*nodes, *_find_nodes_with_new_versions(parent, checkpoint)]
+        )
 
     def _compare_channels(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, limit: int

@@ -136,7 +136,9 @@ def _erase_messages(
         if events:
             yield from maintenance.database.request_scrub_of_deleted_rows()
         return ErasureReport(events=events)
-    views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
+    views = yield from _delete_and_count_recorded_model_inputs(
+        reader, maintenance, thread_id, rows[0][0]
+    )
     eraser.collect_erased_texts()
     # If the thread contains dicts, run the first pass again, because a transcript item can be
     # recognised as part of a dict only after the dict has been read.
@@ -163,7 +165,7 @@ def _erase_messages(
     return replace(report, runs=eraser.runs, events=events, crons=eraser.crons)
 
 
-def _delete_recorded_model_inputs(
+def _delete_and_count_recorded_model_inputs(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread_key: int
 ) -> Flow[int]:
     """Delete the recorded model inputs of a thread, because they may quote erased messages.

@@ -440,7 +440,7 @@ class Maintenance:
                 )
             kept_ids = keep(candidates)
             if live_run_ids and not ns:
-                kept_ids |= yield from self._find_start_and_newest_checkpoint_ids(
+                kept_ids |= yield from self._find_checkpoint_ids_needed_by_live_runs(
                     namespace, candidates, live_run_ids
                 )
             kept_ids = _add_ancestors_needed_for_deltas(candidates, kept_ids)
@@ -455,7 +455,7 @@ class Maintenance:
             ]
         return to_delete
 
-    def _find_start_and_newest_checkpoint_ids(
+    def _find_checkpoint_ids_needed_by_live_runs(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
         """Return the ids of the checkpoints that the server needs to resume live runs.

@@ -334,7 +334,7 @@ class MergePlanner:
         run = yield from self._read_snapshot(run_checkpoint_id)
         if run is None or not (yield from self._is_ancestor_of_head(run, {"update"})):
             return False
-        if requires_stopped_task and not (yield from self._has_stopped_task(run)):
+        if requires_stopped_task and not (yield from self._has_failed_or_interrupted_task(run)):
             return False
         last = find_max_merge_epoch_of_versions(
             [*run.channel_versions.values(), *current.channel_versions.values()]
@@ -358,9 +358,9 @@ class MergePlanner:
         yield from self._store_changed_checkpoint_as_head(run)
         return True
 
-    def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
+    def _has_failed_or_interrupted_task(self, checkpoint: Snapshot) -> Flow[bool]:
         """Return whether any task of a checkpoint has failed or been interrupted."""
-        stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
+        stored = StoredCheckpoint(self._thread, self._head.namespace_key, checkpoint)
         for row in (yield from self._reader.read_rows_of_writes(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
             # A task counts as stopped only if it has not finished since it failed or was

@@ -744,7 +744,7 @@ def encode_value_as_inline_reference(
             _, parts = _find_ranges_and_parts_in_log(
                 codec, log, log.find_committed_item_position, elements, comparison_forms, [], path
             )
-            return [kind, [_build_element_reference(log, part) for part in parts]]
+            return [kind, [_build_inline_reference_element(log, part) for part in parts]]
     pairs = zip(elements, comparison_forms, strict=True)
     encoded_elements = [
         codec.encode_for_storage(element, data, lambda: path) for element, data in pairs
@@ -883,12 +883,16 @@ def _count_elements_equal_to_log_items(
     return equal_count
 
 
-def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
+def _build_inline_reference_element(log: ChannelLog, item_or_range: bytes | Range) -> Any:
     """Convert a new item or a log range to the form used in inline references.
 
     A new item is stored as bytes, and a range as `[log_key, start, length]`.
     """
-    return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
+    return (
+        item_or_range
+        if isinstance(item_or_range, bytes)
+        else [log.key, item_or_range[0], item_or_range[1] - item_or_range[0]]
+    )
 
 
 def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:

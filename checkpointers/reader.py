@@ -826,7 +826,7 @@ class CheckpointReader:
 
     # -- values of langgraph's `DeltaChannel`s
 
-    def read_delta_history(
+    def read_delta_channel_history(
         self, address: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last snapshot of each `DeltaChannel` and all writes since that snapshot.

@@ -103,7 +103,8 @@ class Remover:
     """Removes erased messages from values.
 
     Messages are recognised by their ids. Quotations of erased messages are recognised only after a
-    call to `collect_texts_of_removed_messages`, unless the `Remover` was built by `from_text_sets`.
+    call to `collect_texts_of_removed_messages`, unless the `Remover` was built by
+    `from_erased_text_sets`.
 
     Args:
         ids: The ids of the messages.
@@ -138,7 +139,7 @@ class Remover:
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
-    def from_text_sets(
+    def from_erased_text_sets(
         cls,
         get_text_set_of_kind: Callable[[str], TextSet],
         extract_texts: Callable[[Any], Iterable[str] | None],
@@ -199,7 +200,7 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
-            uid, fields = _parse_message_id_and_convertible_value(value)
+            uid, fields = _get_message_id_and_langchain_form(value)
             if (
                 not uid
                 or uid in self.ids
@@ -245,7 +246,7 @@ class Remover:
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
-        uid, fields = _parse_message_id_and_convertible_value(value)
+        uid, fields = _get_message_id_and_langchain_form(value)
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
@@ -338,7 +339,7 @@ class Remover:
         """
         is_dict, is_message = (
             isinstance(value, dict),
-            _parse_message_id_and_convertible_value(value)[1] is not None,
+            _get_message_id_and_langchain_form(value)[1] is not None,
         )
         is_result = is_message and _get_text_field(value, "tool_call_id") in self._call_ids
         if is_message:
@@ -400,7 +401,7 @@ def _get_text_field(value: Any, name: str) -> str:
     return text if type(text) is str else ""
 
 
-def _parse_message_id_and_convertible_value(value: Any) -> tuple[str | None, Any]:
+def _get_message_id_and_langchain_form(value: Any) -> tuple[str | None, Any]:
     """Parse a value that may be a message.
 
     Returns:

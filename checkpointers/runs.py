@@ -216,7 +216,9 @@ class RunTable(ServerTable):
             self._sql("drop_old_runs", run.thread_key, run.seq - MAX_ENDED_RUNS),
             self._sql("drop_events", run.thread_key, 0, run.seq - MAX_ENDED_RUNS, NO_LIMIT),
         ]
-        results = await self._write_statements([*end, *follow_up], (run.thread_id,))
+        results = await self._execute_statements_in_transaction(
+            [*end, *follow_up], (run.thread_id,)
+        )
         ended_rows = results[0 if status == "rolled back" else len(end) - 1]
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
@@ -274,7 +276,7 @@ class RunTable(ServerTable):
     async def delete_ended_run(self, run: LiveRun) -> None:
         """Delete a run and its events, unless the run is still live."""
         drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
-        await self._write_statements(
+        await self._execute_statements_in_transaction(
             [drop, *self._build_deleted_run_cleanup(run)], (run.thread_id,)
         )
 
@@ -299,11 +301,11 @@ class RunTable(ServerTable):
             for run in orphaned_runs
         ]
         claim = self._sql("claim_runs", time.time(), owner)
-        await self._write_statements([*take_over, claim], None)
+        await self._execute_statements_in_transaction([*take_over, claim], None)
 
     async def release_runs(self, owner: str) -> None:
         """Release all runs of a process, so that other processes can execute them."""
-        await self._write_statements([self._sql("release_runs", owner)], None)
+        await self._execute_statements_in_transaction([self._sql("release_runs", owner)], None)
 
     async def cancel_runs_and_list_their_ids(
         self, thread_id: str, run_id_or_all: str, cancel_action: str
@@ -319,7 +321,7 @@ class RunTable(ServerTable):
         cancel = self._build_cancel_statements(
             thread_id, run_id_or_all, cancel_action, includes_delayed=True
         )
-        results = await self._write_statements(cancel, (thread_id,))
+        results = await self._execute_statements_in_transaction(cancel, (thread_id,))
         return [cancelled_id for (cancelled_id,) in chain.from_iterable(results)]
 
     def _build_cancel_statements(
@@ -344,7 +346,9 @@ class RunTable(ServerTable):
         inserts = chain.from_iterable(
             self._build_statements_that_store_events(*pair) for pair in batches
         )
-        await self._write_statements([self._sql("allow_delayed_commit"), *inserts], ())
+        await self._execute_statements_in_transaction(
+            [self._sql("allow_delayed_commit"), *inserts], ()
+        )
 
     async def reserve_event_numbers_after_takeover(
         self, run: LiveRun, number_before_all_events: int
@@ -368,7 +372,7 @@ class RunTable(ServerTable):
             EVENT_NUMBER_BITS,
             run.owner,
         )
-        [rows] = await self._write_statements([reserve], (run.thread_id,))
+        [rows] = await self._execute_statements_in_transaction([reserve], (run.thread_id,))
         return ReservedEventNumbers(*rows[0]) if rows else None
 
     async def get_thread_key(self, thread_id: str) -> int:
@@ -441,7 +445,7 @@ class RunTable(ServerTable):
                 )
             ]
             if deletes:
-                await self._write_statements(deletes, (), deletes_rows=True)
+                await self._execute_statements_in_transaction(deletes, (), deletes_rows=True)
 
     def _build_statements_that_store_events(
         self, run: LiveRun, batch: EventBatch, expected_cancel_action: str | None = "rollback"

@@ -177,7 +177,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             lambda: self._read_checkpoint_tuple(address, config)
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._remember_loaded_removal(config, checkpoint)
+            self._remember_newest_removal_number_for_run(config, checkpoint)
         self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
             marker.record_loaded_checkpoint(checkpoint)
@@ -200,7 +200,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 lambda: self._read(lambda: self._read_checkpoint_tuple(address, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._remember_loaded_removal(config, checkpoint)
+            self._remember_newest_removal_number_for_run(config, checkpoint)
         self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
             marker.record_loaded_checkpoint(checkpoint)
@@ -237,7 +237,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             _remember_recent(self._read_by_id, address, True)
         return checkpoint
 
-    def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
+    def _remember_newest_removal_number_for_run(
+        self, config: RunnableConfig, checkpoint: CheckpointTuple
+    ) -> None:
         """Record the latest removal's sequence number when a run loads a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.remember_newest_removal_number_for_run(
@@ -296,7 +298,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the last stored value of each `DeltaChannel` and all later writes to it."""
         address = parse_address(config)
-        history = self._read(lambda: self._reader.read_delta_history(address, channels))
+        history = self._read(lambda: self._reader.read_delta_channel_history(address, channels))
         if (marker := MESSAGE_MARKER.get()) is not None:
             for entry in history.values():
                 written = [value for _, _, value in entry["writes"]]

@@ -27,7 +27,7 @@ class ServerTable:
         sql = self._sql[statement_name]
         return await self._database.aread(lambda: fetch_rows(sql, *params), snapshot=False)
 
-    async def _write_statements(
+    async def _execute_statements_in_transaction(
         self,
         statements: list[Statement],
         exclusive_names: Sequence[str] | None,

@@ -91,9 +91,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_is_in_set_flags_of_substrings(text))
+        return super().has_part_of(text) or any(self._iter_membership_of_candidate_substrings(text))
 
-    def _iter_is_in_set_flags_of_substrings(self, text: str) -> Iterator[bool]:
+    def _iter_membership_of_candidate_substrings(self, text: str) -> Iterator[bool]:
         """Yield, for each candidate substring of a text, whether it is in this set.
 
         A substring is a candidate if it has the same first `PREFIX_CHARS` characters and the same
@@ -133,7 +133,7 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.from_text_sets(
+        self._remover = Remover.from_erased_text_sets(
             self._make_keyed_texts, reader.codec.types.list_texts_of_registered_value
         )
 

@@ -540,7 +540,7 @@ class DatabaseImport:
             raise ConfigurationError(
                 f"two threads of {path} would both get the id {new_id!r}; choose different new ids"
             )
-        self._copy_owner_record()
+        self._copy_mark_that_owners_may_be_organisations()
         report, refused = ImportReport(), list[str]()
         for thread_id in threads:
             if self.stopped.is_set():
@@ -577,7 +577,7 @@ class DatabaseImport:
             )
         return report
 
-    def _copy_owner_record(self) -> None:
+    def _copy_mark_that_owners_may_be_organisations(self) -> None:
         """If the source's threads can belong to organisations, record this in the target.
 
         Call this method before the first thread is copied. Otherwise, organisations would count as

@@ -19,7 +19,7 @@ from perdure.checkpointers.address import (
     check_thread_id,
 )
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
-from perdure.checkpointers.delta import Transcript
+from perdure.checkpointers.delta import TranscriptMessageIndex
 from perdure.checkpointers.listing import (
     MetadataFilter,
     compute_first_metadata_index_tag,
@@ -243,11 +243,11 @@ class ThreadReader:
                 address.thread_id, checkpoint.thread, key, ranges
             )
             parts.append(self.reader.codec.decode_all(log.get_items(ranges)))
-        transcript = Transcript(parts[0])
-        numbers = map(transcript.pop_matching_index, parts[1])
+        transcript = TranscriptMessageIndex(parts[0])
+        numbers = map(transcript.pop_index_of_matching_message, parts[1])
         return {removed_positions[number] for number in numbers if number is not None}
 
-    def read_delta_values(self, address: Address) -> Flow[dict[str, Any]]:
+    def read_delta_channel_values(self, address: Address) -> Flow[dict[str, Any]]:
         """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
         checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:

@@ -290,21 +290,21 @@ class Converter:
             ormsgpack_options |= ormsgpack.OPT_REPLACE_SURROGATES
         return ormsgpack.packb(
             value,
-            functools.partial(self._call_one_level_deeper, self._encode_as_msgpack_extension),
+            functools.partial(self._call_within_nesting_limit, self._encode_as_msgpack_extension),
             ormsgpack_options,
         )
 
     def _unpack_value(self, data: bytes | memoryview) -> Any:
-        hook = functools.partial(self._call_one_level_deeper, self._decode_msgpack_extension)
+        hook = functools.partial(self._call_within_nesting_limit, self._decode_msgpack_extension)
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
-    def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Convert a nested object with the function `step`, and enforce the nesting limit."""
+    def _call_within_nesting_limit(self, convert: Callable[..., Any], *args: Any) -> Any:
+        """Convert a nested object with the function `convert`, and enforce the nesting limit."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
                 raise RecursionError(_TOO_DEEP)
-            return step(*args)
+            return convert(*args)
         except Exception as exc:
             self._error = self._error or exc
             raise
@@ -394,7 +394,9 @@ class Converter:
             # original values instead of the dumped ones, because pydantic converts such values to
             # text or plain dicts.
             payload |= {
-                n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
+                n: v
+                for n, v in value.__dict__.items()
+                if self._contains_registered_type_or_detached_fields(v)
             }
         elif detect_enum_model_dataclass_or_namedtuple(cls) is not None:
             payload = read_instance_attributes(value)
@@ -450,15 +452,15 @@ class Converter:
             registered.load_value(check.unpack(packed)[2])
         return ormsgpack.Ext(_REGISTERED, packed)
 
-    def _contains_extension_value(self, value: Any) -> bool:
+    def _contains_registered_type_or_detached_fields(self, value: Any) -> bool:
         """Return whether a value contains `DetachedFields` or a value of a registered type."""
         cls = type(value)
         if cls is DetachedFields or cls in self._types.by_class:
             return True
         if isinstance(value, dict):
-            return any(map(self._contains_extension_value, value.values()))
+            return any(map(self._contains_registered_type_or_detached_fields, value.values()))
         return isinstance(value, list | tuple | set | frozenset | deque) and any(
-            map(self._contains_extension_value, value)
+            map(self._contains_registered_type_or_detached_fields, value)
         )
 
     def _reencode_object_of_unavailable_class(
@@ -632,12 +634,15 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
 
 
 def _call_class_with_stored_arguments(
-    cls: Any, call_form: int, stored_arguments: Any, further_parts: list[Any]
+    cls: Any, extension_code: int, stored_arguments: Any, further_parts: list[Any]
 ) -> Any:
-    """Build an object by calling its class with the payload. The class must be trusted."""
-    if call_form == _SINGLE:
+    """Build an object by calling its class as its msgpack extension code prescribes.
+
+    The class must be trusted.
+    """
+    if extension_code == _SINGLE:
         return cls(stored_arguments)
-    if call_form == _POSITIONAL:
+    if extension_code == _POSITIONAL:
         if len(stored_arguments) == 3 and get_module_and_class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
@@ -646,13 +651,13 @@ def _call_class_with_stored_arguments(
                 return cls(*stored_arguments)
             return cls(stored_arguments[0])
         return cls(*stored_arguments)
-    if call_form == _METHOD:
+    if extension_code == _METHOD:
         if further_parts != ["fromisoformat"]:
             raise ValueError(
                 f"the stored value calls the method {further_parts!r}, which is not allowed"
             )
         return cls.fromisoformat(stored_arguments)
-    if call_form != _MODEL:
+    if extension_code != _MODEL:
         return cls(**stored_arguments)
     try:
         return cls(**stored_arguments)

@@ -28,7 +28,7 @@ class WebhookTable(ServerTable):
         insert = self.build_webhook_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
         )
-        await self._write_statements([insert], (run.thread_id,))
+        await self._execute_statements_in_transaction([insert], (run.thread_id,))
 
     def build_webhook_insert(
         self,
@@ -97,4 +97,6 @@ class WebhookTable(ServerTable):
 
     async def delete(self, run_id: str) -> None:
         """Delete a run's webhook after it has been delivered or its last attempt has failed."""
-        await self._write_statements([self._sql("drop_webhook", run_id)], (run_id,))
+        await self._execute_statements_in_transaction(
+            [self._sql("drop_webhook", run_id)], (run_id,)
+        )

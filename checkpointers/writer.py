@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions, PlannedTransaction, cache_pending_writes
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
+from perdure.checkpointers.cache import Head, Snapshot, Thread, add_entry_and_evict_oldest
 from perdure.checkpointers.delta_writes import (
     find_cached_delta_channel_writes,
     read_delta_channel_writes,
@@ -207,7 +207,7 @@ class CheckpointWriter:
         if self.codec.replaced_path:
             self.codec.warn_once_about_replaced_unicode_surrogate(thread_id)
         if thread is None:
-            return self._plan_new_thread(request)
+            return self._plan_first_checkpoint_of_new_thread(request)
         if thread.newest_removal and self.removals.is_stale(request, thread.newest_removal):
             return None
         if isinstance(request, TaskWrites):
@@ -242,7 +242,9 @@ class CheckpointWriter:
         finally:
             thread.lock.release()
 
-    def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> PlannedTransaction | None:
+    def _plan_first_checkpoint_of_new_thread(
+        self, request: CheckpointPut | TaskWrites
+    ) -> PlannedTransaction | None:
         """Build the write plan for an uncached thread, assuming that the thread is new."""
         if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
@@ -356,7 +358,7 @@ class CheckpointWriter:
             )
 
         thread.version_token, new_head.is_uncommitted = version_token, True
-        add_recent_entry(thread.heads, checkpoint_ns, new_head)
+        add_entry_and_evict_oldest(thread.heads, checkpoint_ns, new_head)
         commit_parts = self.cache, self.own_writes, thread_id, thread, statements
         return PlannedTransaction(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
@@ -759,7 +761,7 @@ class CheckpointWriter:
             rows = yield self.sql("checkpoint_row", head_key)
             snapshot = yield from self._decrypt_snapshot_of_first_row(address, thread, rows)
         head = Head(namespace_key, explicit_head, snapshot)
-        add_recent_entry(thread.heads, checkpoint_ns, head)
+        add_entry_and_evict_oldest(thread.heads, checkpoint_ns, head)
         return thread, head, existing_key, is_cache_valid
 
     def _decrypt_snapshot_of_first_row(

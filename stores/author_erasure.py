@@ -43,13 +43,15 @@ def forget_author(
     path = parts.resolve_prefix(prefix)
     if dry_run:
         found_rows = parts.database.read(lambda: _find_rows_of_author(parts, path, author))
-        return _build_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=False)
+        return _build_author_erasure_receipt(
+            parts, found_rows, hand_over=hand_over, is_scrubbed=False
+        )
     found_rows = parts.database.write(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
     parts.database.read(parts.indexes.drop_erased_data)
     clean = parts.database.scrub_deleted_rows()
-    return _build_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=clean)
+    return _build_author_erasure_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=clean)
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
@@ -144,7 +146,7 @@ def _remove_author_from_version(
         yield parts.sql("rewrite_version", encoded, encoded_provenance, row[0])
 
 
-def _build_receipt(
+def _build_author_erasure_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, is_scrubbed: bool
 ) -> Receipt:
     """Build the `Receipt` for erasing an author's texts, or only the author's name."""

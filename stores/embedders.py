@@ -480,17 +480,19 @@ class StoreEmbedder:
         """
         return self.embed_quickly is not None and self.model == recorded_model
 
-    def compute_vectors_on_demand(
-        self, rows: Sequence[Sequence[str]], file_model: Model | None
+    def compute_missing_vectors_if_possible(
+        self, texts_by_row: Sequence[Sequence[str]], recorded_model: Model | None
     ) -> list[bytes | None]:
         """Return the encoded embeddings of each row's texts, or None if they cannot be computed."""
         if (
             self.embed_quickly is None
-            or file_model is None
-            or not self.should_compute_vectors_in_searches(file_model)
+            or recorded_model is None
+            or not self.should_compute_vectors_in_searches(recorded_model)
         ):
-            return [None] * len(rows)
-        groups = [self.split_texts(texts) for texts in rows]
+            return [None] * len(texts_by_row)
+        groups = [self.split_texts(texts) for texts in texts_by_row]
         return encode_vector_groups(
-            self.embed_quickly([piece for group in groups for piece in group]), groups, file_model
+            self.embed_quickly([piece for group in groups for piece in group]),
+            groups,
+            recorded_model,
         )

@@ -107,7 +107,7 @@ def forget(
     )
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
-        return _build_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
+        return _build_erasure_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
     # Erase messages before the store items that were derived from them. If the process dies between
     # the two steps, the items still contain the ids of the messages, so the erasure can be
     # repeated.
@@ -129,7 +129,7 @@ def forget(
         # processes do so at their next search.
         parts.database.read(parts.indexes.drop_erased_data)
         clean = parts.database.scrub_deleted_rows()
-    return _build_receipt(
+    return _build_erasure_receipt(
         parts,
         found_rows,
         threads,
@@ -153,7 +153,7 @@ def _erase_messages_by_thread(
     ]
 
 
-def _build_receipt(
+def _build_erasure_receipt(
     parts: StoreParts,
     erased: _RowsToErase,
     thread_ids: Collection[str],

@@ -55,7 +55,7 @@ class Condition(NamedTuple):
     params: tuple[Any, ...] = ()
     paths: tuple[str, ...] = ()
 
-    def with_numbered_parameters(self, first_number: int) -> str:
+    def build_sql_with_numbered_parameters(self, first_number: int) -> str:
         """Return the SQL text of the condition with numbered parameters such as `?1`.
 
         With numbered parameters, a statement that contains the condition twice needs to pass each

@@ -415,11 +415,11 @@ class NamespaceIndex:
             self.postings,
             self._recent,
             parts,
-            self._get_or_measure_separation_of_related_rows(parts),
+            self._get_or_measure_vector_separation(parts),
         )
         return self._view
 
-    def _get_or_measure_separation_of_related_rows(
+    def _get_or_measure_vector_separation(
         self, vector_parts: Sequence[Vectors]
     ) -> VectorSeparation:
         """Return how well the index's vectors distinguish related rows from random rows.

@@ -622,7 +622,9 @@ class Indexes:
         without_vectors = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
         ]
-        derived_vectors = iter(self.preparer.compute_vectors_on_demand(without_vectors, model))
+        derived_vectors = iter(
+            self.preparer.compute_missing_vectors_if_possible(without_vectors, model)
+        )
         entries = []
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row

@@ -211,7 +211,7 @@ class PutPreparer:
         """Parse a stored JSON list of searched paths; None means the default paths."""
         return self.fields if stored is None else json.loads(stored)
 
-    def compute_vectors_on_demand(
+    def compute_missing_vectors_if_possible(
         self,
         values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
         file_model: Model | None,
@@ -229,7 +229,7 @@ class PutPreparer:
             extract_texts(value, self.parse_fields(fields))
             for value, fields in values_and_field_lists
         ]
-        return self.embeddings.compute_vectors_on_demand(texts, file_model)
+        return self.embeddings.compute_missing_vectors_if_possible(texts, file_model)
 
 
 def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:

@@ -387,7 +387,9 @@ class ItemReader:
     ) -> Statement:
         """Build the statement that selects the current items that satisfy an SQL condition."""
         sql = self.sql["matching"].format(
-            columns=columns, condition=condition.with_numbered_parameters(5), indexed=index_hint
+            columns=columns,
+            condition=condition.build_sql_with_numbered_parameters(5),
+            indexed=index_hint,
         )
         return Statement(
             sql, (*prefix_range(selection.prefix), selection.now, limit, *condition.params)
@@ -399,7 +401,7 @@ class ItemReader:
         """Return the SQL that reads one page of current items, and the parameters of its filter."""
         condition, index_hint = yield from self._choose_sql_condition_and_index_hint(selection)
         sql = self.sql["page"].format(
-            condition=condition.with_numbered_parameters(6),
+            condition=condition.build_sql_with_numbered_parameters(6),
             indexed=index_hint,
             order=selection.sql_order,
         )

@@ -73,7 +73,7 @@ def postgres_matching_ids(
     condition = build_filter_condition(filter, JSONBLocation("i.value", ((),)))
     query = (
         "SELECT i.id FROM unnest(?1::bigint[], ?2::bytea[]) AS i (id, value) "
-        f"WHERE {condition.with_numbered_parameters(3)}"
+        f"WHERE {condition.build_sql_with_numbered_parameters(3)}"
     )
     bodies = [TextOrBytes(text).to_column_bytes() for text in texts.values()]
     with psycopg.RawCursor(_postgres_connection()) as cursor:
