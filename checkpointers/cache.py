@@ -139,7 +139,7 @@ class ChannelLog:
             item_positions = map(self.resolve_alias_to_item_position, item_positions)
         return list(map(self.items.__getitem__, item_positions))
 
-    def has_no_repeats(self, ranges: Ranges) -> bool:
+    def has_no_repeated_items(self, ranges: Ranges) -> bool:
         """Return whether log ranges contain each item at most once, after resolving aliases.
 
         All aliases in `ranges` must be cached. An alias is a log entry that refers to an

@@ -149,7 +149,7 @@ class CheckpointReader:
                 f"the index entry of checkpoint {address.checkpoint_id!r} in thread "
                 f"{address.thread_id!r} is damaged"
             )
-        thread = self._find_cached_thread(
+        thread = self._get_cached_or_new_thread(
             address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
         )
         snapshot = thread.committed_snapshot(address.checkpoint_ns, checkpoint_id or "")
@@ -180,7 +180,7 @@ class CheckpointReader:
         rows, found_ids = yield [statement, self.sql("find_checkpoint_id", key)]
         return rows, bool(found_ids) and decode_stored_id(found_ids[0][0]) == checkpoint_id
 
-    def _find_cached_thread(
+    def _get_cached_or_new_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
         """Return the cached thread if it is valid, otherwise a new `Thread`.
@@ -463,7 +463,7 @@ class CheckpointReader:
         ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
             thread_id, statement
         )
-        thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
+        thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, address: Address) -> Flow[bool]:
@@ -505,7 +505,7 @@ class CheckpointReader:
         ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
             thread_id, statement
         )
-        thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
+        thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
         yield from self.unflatten_ranges_in_snapshot(thread_id, thread, snapshot)
         return snapshot
 
@@ -616,7 +616,7 @@ class CheckpointReader:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
                 # In the common case, no item occurs twice in the value, so there is nothing to
                 # drop.
-                if log.has_no_repeats(ranges):
+                if log.has_no_repeated_items(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
             if channel not in stored_transcript:

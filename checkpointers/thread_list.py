@@ -283,21 +283,23 @@ class ThreadList:
         if query.is_unindexed:
             yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, ChecksumSeal):
-            yield self._build_search_key_condition([fold_search_text(query.text)])
+            yield self._build_contains_any_search_key_condition([fold_search_text(query.text)])
         # Rows that are encrypted with a LangGraphSeal have no search keys.
         if not isinstance(self._seal, LangGraphSeal):
             tags = islice(
                 self._iter_possible_search_tags_of_each_value(query.metadata or {}), _MAX_TAGS
             )
-            yield from map(self._build_search_key_condition, tags)
+            yield from map(self._build_contains_any_search_key_condition, tags)
 
-    def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
+    def _build_contains_any_search_key_condition(
+        self, search_keys: Sequence[bytes]
+    ) -> tuple[str, list[Any]]:
         """Build an SQL condition that is true if a row contains any of the search keys.
 
         The condition also matches rows that have no stored search keys.
         """
-        sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
-        return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
+        sql = " OR ".join([self._sql["matches_search_key"]] * len(search_keys))
+        return f"({sql})", [param for search_key in search_keys for param in (search_key,) * 2]
 
     def _iter_possible_search_tags_of_each_value(
         self, metadata: Mapping[str, Any]

@@ -384,7 +384,9 @@ class ThreadReader:
                 self.reader.seal, thread_id, title
             )
             if stored_title is None and head is not None:
-                stored_title = yield from self._read_title(thread_id, head, metadata)
+                stored_title = yield from self._rebuild_title_from_messages(
+                    thread_id, head, metadata
+                )
             times = (
                 _convert_stored_seconds_to_datetime(thread_id, updated_at),
                 _convert_stored_seconds_to_datetime(thread_id, created_at),
@@ -399,7 +401,7 @@ class ThreadReader:
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
             head = self.reader.decrypt_checkpoint_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.decode_metadata(head)
-            title = yield from self._read_title(row[1], head, metadata)
+            title = yield from self._rebuild_title_from_messages(row[1], head, metadata)
             listed_metadata = select_metadata_shown_in_thread_lists(metadata)
         encoded = (
             listed_metadata,
@@ -410,7 +412,7 @@ class ThreadReader:
         )
         yield self.sql("set_list_entry", *list_entry, row[0])
 
-    def _read_title(
+    def _rebuild_title_from_messages(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
