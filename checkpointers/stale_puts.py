@@ -47,13 +47,13 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# Placeholder thread key and generation that match no thread, so that
-# `get_writes_with_valid_references` stores all items inline instead of as references to log items.
+# Placeholders for a thread key and a generation. No thread has these values, so
+# `get_writes_with_valid_references` returns all items inline instead of as references to log items.
 _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of the same kind. Some of the texts are known only by their keyed hash.
+    """A set of texts of the same kind. Some texts are available only as keyed hashes.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -64,8 +64,8 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        # Texts that occur both in erased messages and in kept messages, and therefore must not be
-        # removed.
+        # Texts that must not be removed, because they occur both in erased messages and in messages
+        # that are kept.
         self._spared: set[str] = set()
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
@@ -107,9 +107,9 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_plain_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return those texts of erased messages that are known in plain text, not only as hashes.
+        """Return the texts of erased messages that are available in plain text, not only as hashes.
 
-        The returned dict has a single key, the kind of the texts in this set.
+        The returned dict has a single entry. Its key is the kind of texts that this set contains.
         """
         return {self._kind: [*self]}
 
@@ -189,7 +189,7 @@ class StalePut:
     # -- a checkpoint
 
     def copy_checkpoint_put_without_erased_messages(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a copy of a checkpoint request without erased messages or quotations of them."""
+        """Return a copy of `put` from which erased messages and quotations of them are removed."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
         self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
@@ -296,7 +296,7 @@ def find_which_messages_were_erased(
     messages: Sequence[BaseMessage],
     after_removal_number: int,
 ) -> Flow[list[bool]]:
-    """Return, for each message, whether a removal after `after_removal_number` erased it.
+    """Return, for each message, whether a removal later than `after_removal_number` erased it.
 
     A removal is either the erasure of messages from the thread or the deletion of the thread. Each
     removal has a sequence number. If the thread was deleted by a later removal, all its messages
@@ -330,11 +330,11 @@ def _check_checkpoints_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request builds on a checkpoint that was deleted with its thread.
 
-    A request from a run of this process is also rejected if it refers to checkpoints but none of
-    them exists in the database. The run that sent such a request loaded the thread before the
-    thread was deleted. Either the run has durability `exit` and stores no checkpoint until it ends,
-    or its checkpoint was rejected and the run still tries to store pending writes for that
-    checkpoint.
+    A request from a run of this process is also rejected if it refers to checkpoints and none of
+    these checkpoints exists in the database. Such a request comes from a run that loaded the thread
+    before the thread was deleted. This happens in two cases. Either the run has durability `exit`,
+    so it stores no checkpoint until it ends. Or the run's checkpoint was rejected, and the run
+    still tries to store pending writes for that checkpoint.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

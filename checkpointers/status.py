@@ -34,10 +34,11 @@ _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
-# Path prefix of a task that is triggered by a channel; the prefix is followed by the node's name.
+# Prefix of a task's path if the task is triggered by a channel. The prefix is followed by the
+# node's name.
 _PULL: Final = "~__pregel_pull, "
-# Path prefix of a task that was created by a `Send` or called by another task. The prefix is
-# followed by the index of the `Send` or by the path of the calling task.
+# Prefix of a task's path if the task was created by a `Send` or called by another task. The prefix
+# is followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
@@ -85,7 +86,7 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task that has pending writes is due to run, even if
+    # A task that has pending writes counts as due to run, even if
     # `_iter_paths_and_nodes_of_triggered_tasks` did not yield it.
     for path in tasks:
         if path.startswith(_PULL):
@@ -143,7 +144,7 @@ def _is_nested_task_path(path: str) -> bool:
     """Return whether a task path belongs to a called task, an error handler or a state update.
 
     A called task is one that another task started while it was running. A state update is a call to
-    langgraph's `update_state`. A task with a nested path does not count as one of the superstep's
+    langgraph's `update_state`. A task whose path is nested is not counted among the superstep's
     tasks.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
@@ -178,14 +179,15 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return a one-element list with the name of the node that a `StateGraph` channel triggers.
+    """Return a list that contains the name of the node that a `StateGraph` channel triggers.
 
     The list is empty if the node still has to wait for other nodes.
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        # The channel triggers a deferred node, which waits until all other nodes have finished. The
-        # second element of the channel's value is True if the deferred node is ready to run.
+        # The channel belongs to a deferred node, which runs only after all other nodes have
+        # finished. The second element of the channel's value is True if the deferred node is ready
+        # to run.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []

@@ -33,7 +33,7 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """Registers functions that dump and load instances of a class that perdure cannot store itself.
+    """Lets perdure store instances of a class that it does not support, with `dump` and `load`.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Instances of subclasses are
     rejected, because they would be loaded as instances of the registered class itself. To store
@@ -88,9 +88,9 @@ class StoredType(Generic[T]):
     ) -> StoredType[T]:
         """Build a `StoredType` that uses a LangGraph serializer to store instances of a class.
 
-        A `JsonPlusSerializer` is replaced with a copy that allows only this class. With
-        `pickle_fallback=True`, values that msgpack cannot encode are pickled, and loading a pickled
-        value can execute arbitrary code from the database.
+        If `serde` is a `JsonPlusSerializer`, a copy of it whose allowlist contains only this class
+        is used. With `pickle_fallback=True`, values that msgpack cannot encode are pickled, and
+        loading a pickled value can execute arbitrary code from the database.
         """
         for method in ("dumps_typed", "loads_typed"):
             if not callable(getattr(serde, method, None)):
@@ -202,7 +202,7 @@ class StoredTypes:
 
     @property
     def classes(self) -> list[type]:
-        """The classes that are alias targets but not registered types.
+        """The classes that aliases point to, except for classes that are registered types.
 
         The checkpointer is allowed to instantiate the target classes when it loads a stored value.
         """
@@ -215,7 +215,7 @@ class StoredTypes:
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The UTF-8-encoded stored class names of all types that have a `texts` function."""
+        """Stored class names, in UTF-8, of all registered types that have a `texts` function."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -224,7 +224,7 @@ class StoredTypes:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
     def find_alias_target(self, name: Name) -> type | None:
-        """Return the class to which an alias maps a stored class name, or None."""
+        """Return the class that a stored class name is an alias for, or None if it is no alias."""
         module, qualified_name = name
         target = self._targets.get(name)
         if target is None and "[" in qualified_name:  # a parametrised pydantic model
@@ -246,11 +246,11 @@ class StoredTypes:
         return registered
 
     def build_former_class_name_maps(self) -> list[dict[Name, Name]]:
-        """Build dicts that map current class names to earlier names.
+        """Build dicts that map each class's current name to one of its earlier names.
 
         The first dict maps each class to its first earlier name, the second dict to its second
         earlier name, and so on. If a class has fewer earlier names than there are dicts, the
-        remaining dicts repeat the last of these names.
+        remaining dicts map it to its last earlier name.
         """
         depth = max(map(len, self.former.values()), default=0)
         return [

@@ -4,9 +4,9 @@ Items, checkpoints and pending writes are copied in encoded form. The copied byt
 with the source's key and re-encrypted with the target's key. Only the metadata of the copied data
 is decoded, because it is needed to compute the target's metadata index.
 
-A merge handles a thread that exists in both databases as follows. If the two copies are equal, or
-if only the target copy has new checkpoints, nothing is changed. If only the source copy has new
-checkpoints, it replaces the target copy. If both copies have new checkpoints, the thread is
+If a thread exists in both databases, a merge first compares the two copies. If the two copies are
+equal, or if only the target copy has new checkpoints, nothing is changed. If only the source copy
+has new checkpoints, it replaces the target copy. If both copies have new checkpoints, the thread is
 rejected and not imported. Each thread is written in a single transaction.
 """
 
@@ -224,11 +224,11 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        # maps the key of each log in the source database to its new key
+        # maps each log's key in the source database to the key of the copied log
         self.logs: dict[int, int] = {}
 
     def write_logs_and_items(self) -> Flow[None]:
-        """Write all logs with their items, page by page."""
+        """Write each log with its items, one page of items at a time."""
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
@@ -283,7 +283,7 @@ class _ThreadWriter:
     ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
-        In all log references, the log keys of the source are replaced with the new log keys.
+        In each reference to a log, the log's key is replaced with the key of the copied log.
         """
         refs, transcripts = _copy_references_and_transcripts_with_new_log_keys(snapshot, self.logs)
         # A copied checkpoint has no run start time, because no run of the new thread stored it.
@@ -304,7 +304,7 @@ class _ThreadWriter:
 
 
 def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference in which each log key is replaced by its new log key."""
+    """Return a copy of a reference, with its log keys mapped through `new_key_by_old_key`."""
     if isinstance(reference, bytes):
         return reference
     kind, *rest = reference
@@ -434,10 +434,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether this thread has each head of `other`, or has advanced beyond that head.
+        """Return whether each namespace's head is the same as in `other` or a later checkpoint.
 
-        If the head of a namespace in `other` is not the latest checkpoint there, the first
-        additional checkpoint in this thread must be a child of that head.
+        If the head of a namespace in `other` is not the namespace's latest checkpoint, the first
+        checkpoint that this thread adds to the namespace must be a child of that head.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -506,8 +506,8 @@ class DatabaseImport:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # Whether the target had no copy of the most recently written thread before the import. If
-        # so, the new copy can safely be deleted.
+        # True if the target had no copy of the most recently written thread before the import, so
+        # that the newly written copy can safely be deleted.
         self._is_new = False
         # ids of threads that were rejected because they contain checkpoints of a run that was
         # rolled back in the target database
@@ -580,8 +580,8 @@ class DatabaseImport:
     def _copy_mark_that_owners_may_be_organisations(self) -> None:
         """If the source's threads can belong to organisations, record this in the target.
 
-        Call this method before the first thread is copied. Otherwise, organisations would count as
-        people after an interrupted import.
+        Call this method before the first thread is copied. Otherwise, if the import is interrupted,
+        the target treats organisations as people.
         """
         if self.source.database.read(read_organisations_mark):
             self.target.database.write(add_organisations_mark)
@@ -672,7 +672,7 @@ class DatabaseImport:
         return target_contents
 
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
-        """Write a thread to the target, unless the target already has all its records.
+        """Write a thread to the target, unless the target already has all of the thread's records.
 
         Return None if the thread is rejected.
         """

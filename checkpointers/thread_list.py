@@ -43,7 +43,7 @@ SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "s
 _PAGE: Final = 2_000
 # maximum SQL OFFSET, which fits in a 64-bit integer and exceeds the row count of any database
 _MAX_OFFSET: Final = 1 << 62
-# maximum number of a query's metadata values that are tested in SQL; the other values are compared
+# maximum number of metadata values in a query that are compared in SQL; further values are compared
 # in Python
 _MAX_TAGS: Final = 20
 # Maps each thread status to an SQL condition. The condition matches all threads with this status,
@@ -108,8 +108,8 @@ class ListedThread:
         """Whether the client-supplied metadata describes the conversation stored in the thread.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
-        another program then stores a conversation under the reserved thread id, the client's
-        metadata does not describe that conversation.
+        another program later stores a conversation under this thread id, the client's metadata does
+        not describe that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
@@ -122,8 +122,8 @@ class ListedThread:
         """The metadata of the thread's head, merged with the client-supplied metadata.
 
         The merged metadata also contains the `owner` of the thread. Client-supplied values take
-        precedence over values from the head, except for `owner` and `user_id`. `owner` and
-        `user_id` come from the head's metadata, because the thread may have been created by a
+        precedence over values from the head's metadata, except for `owner` and `user_id`. `owner`
+        and `user_id` come from the head's metadata, because the thread may have been created by a
         different user's client.
         """
         head_metadata = self.head_metadata or {}
@@ -304,12 +304,12 @@ class ThreadList:
     def _iter_possible_search_tags_of_each_value(
         self, metadata: Mapping[str, Any]
     ) -> Iterator[list[bytes]]:
-        """Yield one list of tags for each string or number in a query's metadata.
+        """Yield one list of possible search tags for each string or number in a query's metadata.
 
-        A tag is a search key that is computed from a metadata key and its value. A thread whose
-        metadata contains the string or number has at least one tag from its list. For the key
-        `owner`, each list contains two tags, because the metadata of some threads identifies the
-        user only by `user_id`.
+        A tag is a search key that is computed from a metadata key and its value. If a thread's
+        metadata contains the string or number, the thread has at least one of the tags in the list.
+        For the key `owner`, each list contains two tags, because the metadata of some threads
+        identifies the user only by `user_id`.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -466,8 +466,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait_for_answer:
                         yield self._sql("mark_may_wait", key)
-                    # Update the last-activity time here if the thread has no checkpoints. For other
-                    # threads, `put` updates it.
+                    # Update the last-activity time here only if the thread has no checkpoints.
+                    # Otherwise, `put` updates it.
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 

@@ -141,7 +141,7 @@ def read_thread_records(
     title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
         reader.seal, thread_id, stored
     )
-    # the stored title and metadata may come from a checkpoint after `checkpoint_id`
+    # the stored title and metadata may come from a checkpoint that is later than `checkpoint_id`
     if checkpoint_id is not None:
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
@@ -170,8 +170,8 @@ def _read_namespace(
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
-    If `last_seq` is less than the maximum, the root namespace is limited further, to the checkpoint
-    with this sequence number and its ancestors.
+    If `last_seq` is less than the maximum sequence number, only the checkpoint with the number
+    `last_seq` and its ancestors are read from the root namespace.
     """
     rows = yield reader.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
     yield from reader.check_id_index_row_count(len(rows), *build_row_key_range(namespace_key))

@@ -67,7 +67,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """Builds flows of SQL statements that read threads, heads, transcripts and checkpoints."""
+    """Reads threads, heads, transcripts and checkpoints with flows of SQL statements."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -190,7 +190,7 @@ class ThreadReader:
     def _check_if_value_is_dict_and_if_its_items_are_known(
         self, value_ref: ValueReference | None
     ) -> tuple[bool, bool]:
-        """Return whether a value is a dict and whether its items are known, based on its reference.
+        """Return two bools: whether a value is a dict, and whether its items are known.
 
         The items of a `DeltaChannel` are considered unknown if the channel's value is unknown, or
         if its snapshot is neither a list nor a dict.
@@ -218,7 +218,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that are also in a `DeltaChannel`'s value, but encoded differently.
+        """Find transcript items that a `DeltaChannel`'s value contains in a different encoding.
 
         Returns:
             The positions of the found items in the log.
@@ -496,7 +496,8 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # In a sorted list of ids, the id with the longest common prefix is next to this id.
+        # In a sorted list of ids, the id that shares the longest prefix with a given id is adjacent
+        # to the given id.
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
@@ -618,7 +619,7 @@ class ThreadReader:
 def _merge_positions_with_branch_flags(
     head_positions: Iterable[int], branch_positions: list[int]
 ) -> list[tuple[int, bool]]:
-    """Merge the positions of head and branch items into one list in transcript order.
+    """Merge the positions of head items and branch items into one list, in transcript order.
 
     Args:
         head_positions: The positions up to the head, in the order of the transcript.

@@ -37,8 +37,9 @@ def read_import_metadata(
     if head_metadata is None:
         head_metadata = read_thread_head_or_raise(saver, thread_id).metadata
     if "title" not in head_metadata:
-        # If another program has continued the thread, the head's metadata contains no title. In
-        # this case, read the title from an imported checkpoint's metadata.
+        # If another program has continued an imported conversation, the latest checkpoint's
+        # metadata has no title. In this case, read the title from the metadata of an imported
+        # checkpoint.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}

@@ -64,8 +64,8 @@ async def undo_writes_to_checkpoint(
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    Pending writes stored by `update_state` are kept. Pending writes that have the run id as their
-    task id are removed.
+    Pending writes stored by `update_state` are kept. Pending writes whose task id equals the run id
+    are removed.
 
     Args:
         saver: The checkpointer.

@@ -149,8 +149,8 @@ class Allowlist:
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
     rebuild. If the option is True or contains `LOADED`, the allowlist also accepts plain data
-    classes from any imported module. Otherwise, the allowlist is strict, which means that it
-    accepts only the classes named in the option.
+    classes from any module that is already imported. Otherwise, the allowlist is strict, which
+    means that it accepts only the classes named in the option.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -197,7 +197,7 @@ class ObjectOrigin(NamedTuple):
 
 
 class DetachedFields(dict[str, Any]):
-    """A dict of an object's fields, returned in place of the object if it cannot be rebuilt.
+    """A dict of an object's fields, returned instead of the object if the object cannot be rebuilt.
 
     For example, the object's class might not be importable in this process. When a `DetachedFields`
     is stored, its current entries are encoded as the fields of an instance of the original class.
@@ -250,8 +250,8 @@ class Converter:
         # of being returned as `DetachedFields`.
         self._in_registered = False
         self._depth = 0
-        # The first exception raised while converting a nested object. It is kept because ormsgpack
-        # replaces it with an exception of its own.
+        # The first exception raised while converting a nested object. It is kept so that it can be
+        # raised later, because ormsgpack replaces it with an exception of its own.
         self._error: Exception | None = None
 
     def pack(self, value: Any) -> bytes:
@@ -299,7 +299,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_within_nesting_limit(self, convert: Callable[..., Any], *args: Any) -> Any:
-        """Convert a nested object with the function `convert`, and enforce the nesting limit."""
+        """Convert a nested object by calling `convert`, and enforce the nesting limit."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -324,7 +324,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_value_of_registered_type(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # Encode the id, because this raises an error if the id contains a lone surrogate.
+            # Encode the message's id only to raise an error if the id contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_instance_of_known_class(value, name)
@@ -390,9 +390,8 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, further_parts = _MODEL, value.model_dump(), ["model_validate_json"]
-            # For fields that contain `DetachedFields` or values of registered types, use the
-            # original values instead of the dumped ones, because pydantic converts such values to
-            # text or plain dicts.
+            # `model_dump` converts `DetachedFields` and values of registered types to text or plain
+            # dicts. For fields that contain such values, use the original field values instead.
             payload |= {
                 n: v
                 for n, v in value.__dict__.items()
@@ -560,8 +559,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # perdure encodes a pydantic model with exactly 3 parts after the payload; langgraph
-                # writes a different number of parts.
+                # When perdure encodes a pydantic model, exactly 3 elements follow the payload. When
+                # langgraph encodes one, the number of elements is different.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
@@ -582,7 +581,7 @@ class Converter:
     def _load_value_of_registered_type(self, name: Name, payload: Any) -> Any:
         """Load a value of a registered type.
 
-        If the value cannot be loaded, return its payload as `DetachedFields`.
+        If the value cannot be loaded, return its stored payload wrapped in a `DetachedFields`.
         """
         registered = self._types.find_registered_type(name)
         if registered is None:
@@ -646,7 +645,7 @@ def _call_class_with_stored_arguments(
         if len(stored_arguments) == 3 and get_module_and_class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
-            # The constructor of a deque subclass might not support a maximum length.
+            # A subclass of deque might have a constructor that does not accept `maxlen`.
             with suppress(TypeError):
                 return cls(*stored_arguments)
             return cls(stored_arguments[0])
@@ -670,7 +669,7 @@ _MAX_NOTED: Final = 1000
 
 
 def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
-    """Log that objects of a class are returned as dicts, with advice on how to avoid this.
+    """Log a warning that objects of a class are loaded as dicts, and say how to avoid this.
 
     The message is logged only once per class.
 

@@ -21,7 +21,7 @@ class WebhookTable(ServerTable):
     async def add_webhook(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store a webhook that announces the end of a run.
+        """Store a webhook that notifies its receiver that a run has ended.
 
         See `build_webhook_insert` for the arguments.
         """

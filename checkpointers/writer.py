@@ -71,9 +71,10 @@ from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Stateme
 if TYPE_CHECKING:
     from perdure.checkpointers.stale_puts import StalePut
 
-# minimum time in seconds between two updates of a thread's last-activity time, to save writes
+# minimum interval in seconds between two updates of a thread's last-activity time; limits the
+# number of writes
 ACTIVITY_PRECISION_S: Final = 0.1
-# bit mask for the sequence number in a checkpoint's row key
+# bit mask that extracts the sequence number from a checkpoint's row key
 _SEQ_MASK: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
 
@@ -140,7 +141,7 @@ class CheckpointWriter:
             request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[PlannedTransaction]:
-            """Execute SQL statements that were planned using cached data.
+            """Execute the SQL statements that were planned from cached data.
 
             If the statements fail because the thread has changed, read the thread and plan again.
             """
@@ -164,9 +165,9 @@ class CheckpointWriter:
         on_failure = partial(
             self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
         )
-        # The commit of a task's writes can be delayed so that they are committed together with the
-        # next checkpoint. The answer to an interrupt is committed immediately, because the nodes
-        # that use the answer start at once (docs/decisions/0029).
+        # A task's writes can be committed later, together with the next checkpoint. The answer to
+        # an interrupt is committed immediately, because the nodes that use the answer start at once
+        # (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
@@ -181,9 +182,9 @@ class CheckpointWriter:
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that a failed transaction may have made invalid.
 
-        If the transaction was meant to store a checkpoint, drop the thread's cached heads. Also
-        discard the row keys that this process has reserved, because the failure may mean that one
-        of these keys is already in use.
+        If the failed transaction would have stored a checkpoint, drop the thread's cached heads.
+        Also discard the row keys that this process has reserved. The transaction may have failed
+        because one of these keys is already in use.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
@@ -194,7 +195,7 @@ class CheckpointWriter:
     ) -> PlannedTransaction | None:
         """Plan a request from cached data.
 
-        None is returned if the plan needs data that is not cached.
+        Return None if the plan needs data that is not cached.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -365,7 +366,7 @@ class CheckpointWriter:
     def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, values_to_store: dict[str, ValueToStore | None]
     ) -> _UncachedRequirements:
-        """List the row keys and log items that are needed for a put but are not cached."""
+        """Return which row keys and log items a put needs but the cache does not contain."""
         logs, hashes = [], list[int]()
         for channel, value in values_to_store.items():
             if not isinstance(value, SplitValue):
@@ -484,9 +485,9 @@ class CheckpointWriter:
         """Build the statements that update the title and metadata in a thread's row.
 
         A thread's row contains a copy of the metadata from the head checkpoint of the root
-        namespace. Storing a checkpoint on a branch does not change this copy, but marks the thread
-        as possibly waiting for the answer to an interrupt, because the unchanged head may still be
-        waiting for one.
+        namespace. If a checkpoint is stored on a branch, the copied metadata is not changed. The
+        thread is marked as possibly waiting for the answer to an interrupt, because its head is
+        unchanged and may still be waiting for one.
         """
         if put.address.checkpoint_ns:
             return []
@@ -524,7 +525,7 @@ class CheckpointWriter:
     def _build_decoded_and_encoded_metadata(
         self, metadata: dict[str, Any], previous_decoded_and_encoded: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Encode metadata, and return a tuple of a decoded copy and the encoded bytes.
+        """Encode metadata, and return both a decoded copy and the encoded bytes.
 
         If the encoding is unchanged, return `previous_decoded_and_encoded`.
         """
@@ -604,8 +605,8 @@ class CheckpointWriter:
                 yield from self._build_stale_put_if_removals_are_newer(put, thread.newest_removal)
             )
         ) is not None:
-            # an erasure deletes all views of a thread, so discard a put to the views namespace
-            # whose data was loaded before the erasure
+            # An erasure deletes all views of a thread. Discard a put to the views namespace if its
+            # data was loaded before the erasure.
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return PlannedTransaction(self.cache, self.own_writes, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
@@ -688,8 +689,8 @@ class CheckpointWriter:
     ) -> tuple[int, int]:
         """Return a thread's key and generation, or `(0, -1)` if its cached data is not valid.
 
-        A request's references to log items are used only if they were made for this key and
-        generation.
+        References to log items in a request are used only if they were created for the returned key
+        and generation.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
@@ -794,7 +795,7 @@ class CheckpointWriter:
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> PlannedTransaction | None:
         """Build the write plan for a task's pending writes from cached data.
 
-        None is returned if the plan needs data that is not cached. A task's pending writes may be
+        Return None if the plan needs data that is not cached. A task's pending writes may be
         stored before the checkpoint that they belong to.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
@@ -861,7 +862,7 @@ class CheckpointWriter:
 
         Writes that are already stored for the task are kept, and a new write with the same index is
         ignored. However, a new write with a negative index, such as an error or an interrupt,
-        replaces the stored one.
+        replaces the stored write with the same index.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
@@ -882,8 +883,8 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread_id(thread_id))
-        # When creating a namespace, mark the thread as changed, so that a concurrent put that would
-        # create the same namespace fails and is planned again.
+        # When a namespace is created, mark the thread as changed. A concurrent put that would
+        # create the same namespace then fails, and is planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [
@@ -894,8 +895,8 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        # Reset the cached thread's last-activity time to the stored value, because a failed plan
-        # may have changed the cached value.
+        # Reset the cached thread's last-activity time to the stored value, because planning a
+        # transaction that later failed may have changed the cached value.
         thread.updated_at = updated_at
         writes = request.get_writes_with_valid_references(
             *self._get_thread_key_and_generation_if_cache_is_valid(

@@ -95,8 +95,8 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 class _Package(ModuleType):
     """The class of the `perdure.memory` module object, which imports public names lazily.
 
-    It also ensures that `perdure.memory.recall` refers to the function, although the package
-    contains a submodule named `recall`.
+    It also ensures that `perdure.memory.recall` is always the function `recall`, not the submodule
+    with the same name.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -107,8 +107,8 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python sets an imported submodule as an attribute of its package. Ignore the assignment if
-        # the submodule would hide a function with the same name.
+        # When a submodule is imported, Python sets it as an attribute of its package. Ignore the
+        # assignment if the submodule would hide a function with the same name.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -67,7 +67,7 @@ __all__ = [
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]
-# Value of `last_n` that selects all messages (Java's Integer.MAX_VALUE).
+# Value of `last_n` that selects all messages; it equals Java's Integer.MAX_VALUE.
 ALL: Final = 2**31 - 1
 _LOG: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = "chat_memory"
@@ -110,9 +110,9 @@ class ChatMemoryStore(Protocol):
 
 
 class _StoredMessages:
-    """Base class for the methods shared by LangChain4j stores and Spring AI repositories.
+    """Base class that implements the methods of LangChain4j stores and of Spring AI repositories.
 
-    Subclasses implement `get_messages`, `change_messages` and `delete_messages`.
+    Subclasses must implement `get_messages`, `change_messages` and `delete_messages`.
     """
 
     get_messages: Callable[[Any], list[BaseMessage]]
@@ -302,7 +302,7 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether there are no more than `max_messages` messages."""
+        """Return whether there are at most `max_messages` messages."""
         return len(messages) <= self.max_messages
 
 
@@ -415,9 +415,9 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To determine the order, call the repository's `load` method twice, once for
-        all messages and once for all but one. Because the second call leaves out the oldest
-        message, the results show whether the oldest message comes first or last.
+        message first. To determine the order, call the repository's `load` method twice: once for
+        all messages, and once for one message fewer. The second call leaves out the oldest message,
+        so a comparison of the two results shows whether the oldest message comes first or last.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -521,13 +521,13 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     ) -> list[BaseMessage]:
         """Combine a system text and messages in an order that model providers accept.
 
-        System messages in `messages` are dropped.
+        System messages in `messages` are left out of the result.
         """
         system, others = (
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is itself an advisor, do not order the messages here, because the inner
+        # If the model is itself an advisor, do not reorder the messages here, because the inner
         # advisor may still add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
