@@ -4,8 +4,8 @@ A search for threads executes one SELECT on the `threads` table for each page of
 a thread contains a copy of its head's metadata, the client-supplied metadata, and the status of the
 last run. The SELECT sorts the rows and filters out those that cannot match the query. The remaining
 rows are decrypted and compared with the query in Python. The head checkpoint is read only if the
-thread may be waiting for an answer, or if a removal of data from the thread has deleted the copy of
-the head's metadata.
+thread may be waiting for an answer, or if the copy of the head's metadata was deleted because data
+was removed from the thread.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ class Allowlist:
         self.types = types
 
         def allows_name(name: Name) -> bool:
-            # with_msgpack_allowlist returns the serializer itself if it already allows the name
+            # with_msgpack_allowlist returns the serializer itself if the serializer already allows
+            # the class name
             return serde.with_msgpack_allowlist([name]) is serde
 
         everything = allows_name(("", ""))
@@ -314,7 +315,7 @@ class Converter:
     # -- to msgpack
 
     def _encode_as_msgpack_extension(self, value: Any) -> Any:
-        """Encode a value that msgpack does not support, as an extension."""
+        """Build a msgpack extension for a value of a type that msgpack does not support."""
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
@@ -366,7 +367,7 @@ class Converter:
         return self._encode_extension_with_exact_types(_PAIRS, [[*pair] for pair in value.items()])
 
     def _encode_instance_of_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """Encode an instance of a class in `KNOWN` in LangGraph's format.
+        """Encode an instance of one of the classes in `KNOWN`, using LangGraph's format.
 
         Values nested in the instance are encoded by the `Converter`, not by langgraph.
         """

@@ -189,7 +189,8 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         self._open_thread(memory_id).clear()
 
     def _open_thread(self, memory_id: Any) -> ThreadMessageHistory:
-        # `check_thread_id` rejects None, because `ThreadMessageHistory` would create a new thread.
+        # `check_thread_id` rejects None, because `ThreadMessageHistory` would create a new thread
+        # if the id were None.
         thread_id = check_thread_id(memory_id)
         return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
 
