@@ -143,7 +143,7 @@ class Background:
         self._is_working = False
 
     def start(self) -> Self:
-        """Start the extraction. With `work=False`, `start` does nothing.
+        """Start the extraction. If the object was created with `work=False`, `start` does nothing.
 
         Raises:
             ConfigurationError: This process runs a DBOS application already.
@@ -257,8 +257,8 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        # Read the completed jobs after the due ones, so that a job that finishes in between appears
-        # in at least one of the lists.
+        # List the due jobs before the completed jobs, so that a job that finishes between the two
+        # reads appears in at least one of the lists.
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
@@ -319,8 +319,8 @@ class Background:
         """Queue due threads, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # Read the queue before the due threads. Otherwise, if another worker extracts a thread
-        # between the two reads, the thread could be queued a second time.
+        # Read the queue first, and then determine which threads are due. In the opposite order, a
+        # thread that another worker extracts between the two reads could be queued a second time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -333,8 +333,8 @@ class Background:
     def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last warning.
 
-        A thread is unassigned if its user cannot be determined. No memories can be extracted from
-        such a thread.
+        A thread is unassigned if its user cannot be determined. No memories are extracted from
+        unassigned threads.
         """
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
@@ -359,8 +359,8 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # If another worker has already extracted memories from the thread, the report
-                # counts 0 messages.
+                # If another worker has already extracted memories from the thread, the report's
+                # message count is 0.
                 if report["messages"]:
                     self._log_job_and_call_on_job(replace(job, state="done", report=report))
         except BaseException as exc:
@@ -409,9 +409,9 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run_operation(read_watermark(adapter, job.namespace, job.thread_id, name))
-            # The watermark marks how far the thread has been extracted. If it has reached the
-            # thread's head, the job has not failed, because the lost worker stored its result
-            # before it died.
+            # `watermark.checkpoint_id` is the head checkpoint up to which the thread was extracted.
+            # If it is still the head, the job has not failed, because the lost worker stored its
+            # result before it died.
             if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=is_final)
@@ -518,7 +518,7 @@ class JobQueue:
     def list_done_jobs(self) -> list[ExtractionJob]:
         """Return the jobs that were completed in the last 24 hours, oldest first.
 
-        If there are more than 1,000, only the latest 1,000 are returned.
+        If there are more than 1,000 such jobs, only the latest 1,000 are returned.
         """
         jobs = []
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):

@@ -98,7 +98,8 @@ async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedH
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
     If the `messages_key` channel is a `DeltaChannel`, the checkpoint may not contain its messages.
-    In this case, a perdure checkpointer reconstructs the values of all delta channels.
+    If the messages are missing from the checkpoint, a perdure checkpointer reconstructs the values
+    of all delta channels.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -249,9 +250,10 @@ def _wait_for_run_end_unless_rescheduled(
     last_message_id: str | None,
     is_newest_schedule: Callable[[], bool],
 ) -> bool:
-    """Wait for the end of a run.
+    """Wait for the end of a run, unless a later turn schedules another summary first.
 
-    Return True when the run has ended, or False if a later turn scheduled another summary first.
+    Return True if the run has ended. Return False if a later turn has scheduled another summary
+    before the end of the run.
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():

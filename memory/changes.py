@@ -121,8 +121,9 @@ async def build_puts_that_increment_change_counter(
 ) -> list[PutItem]:
     """Build the put operation that increments a namespace's change counter, as a list.
 
-    Writing the put raises `VersionConflict` if a concurrent change was written first. An empty list
-    is returned if the store keeps no versions, because such a store has no change counters.
+    Executing the returned put operation raises `VersionConflict` if a concurrent change was written
+    first. An empty list is returned if the store keeps no versions, because such a store has no
+    change counters.
     """
     if not adapter.versioned:
         return []
@@ -314,14 +315,14 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
-    """Return whether a revision is permitted and replaces the memory instead of deleting it."""
+    """Return whether a revision replaces a memory instead of deleting it, and is permitted."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Build the plan for the deletions, and refuse revisions that are not permitted."""
+    """Build the write plan for revisions that delete a memory, and refuse forbidden revisions."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -367,7 +368,7 @@ async def plan_changes_that_gate_admits(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Have a gate judge changes, and build the write plan for those that it admits.
+    """Submit changes to a gate, and build the write plan according to its decisions.
 
     Args:
         changes: The changes to judge.
@@ -412,9 +413,9 @@ async def plan_changes_that_gate_admits(
                     scope.adapter, memory, until, source
                 )
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # `dropped_ids` are the ids of the messages that are sources of the old text but
-                    # not of the new text. New turns that are created from these messages get the
-                    # old text's end date.
+                    # `dropped_ids` are the ids of messages that are sources of the old text but not
+                    # of the new text. If this plan adds turns that are created from these messages,
+                    # the turns get the old text's end date.
                     dropped_ids = list_source_message_ids_missing_in_successor(
                         memory.provenance, source
                     )
@@ -443,7 +444,7 @@ async def plan_changes_that_gate_admits(
 def _build_candidate(proposed: ProposedChange, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
-    A revision's candidate inherits the kind of the memory that it revises.
+    If the change revises a memory, the candidate has the same kind as this memory.
     """
     if isinstance(proposed, Addition):
         return proposed.candidate
@@ -486,10 +487,11 @@ def _plan_replacement_put_and_outcome(
 def _add_end_date_to_new_turn(
     put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]
 ) -> PutItem:
-    """Return a put operation, with the turn's end date added if `end_dates` contains one.
+    """Add an end date to a put operation that stores a new turn, if `end_dates` contains one.
 
-    The end date is added only if the put operation stores a new turn and `end_dates` has an entry
-    for one of the turn's source messages. Otherwise, the put operation is returned unchanged.
+    Return a copy of the put operation with the end date, if the operation stores a new turn and
+    `end_dates` has an entry for one of the turn's source messages. Otherwise, return the put
+    operation unchanged.
     """
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
@@ -501,9 +503,10 @@ def _add_end_date_to_new_turn(
 def _choose_end_date(proposed_change: ProposedChange, superseded_memory: Memory) -> datetime:
     """Return the time at which a superseded memory ceased to be true.
 
-    If `proposed_change` is a revision with an end date, that end date is returned. Otherwise, the
-    time at which the new text was stated is returned. If that time is unknown, or is not later than
-    the time at which the previous text was stated, the current time is returned.
+    If `proposed_change` is a revision with an end date, that end date is returned. For other
+    changes, the time at which the new text was stated is returned. If the new text's time is
+    unknown, or is not later than the time at which the previous text was stated, the current time
+    is returned.
     """
     if isinstance(proposed_change, Revision) and proposed_change.until:
         return proposed_change.until
@@ -733,9 +736,9 @@ class MemoryWriter:
         previous: Memory | None,
         puts_of_change_counter: Sequence[PutItem],
     ) -> ChangePlan:
-        """Have the gate judge a change, and build its write plan.
+        """Submit a change to the gate, and build the write plan according to its decision.
 
-        If the gate admits the change, the plan also includes `puts_of_change_counter`, the puts
+        If the plan writes anything, it also includes `puts_of_change_counter`, the put operations
         that increment the namespace's change counter.
         """
         scope = Scope(self.adapter, self.namespace)

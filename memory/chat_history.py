@@ -114,8 +114,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            # Keep the counters of all `DeltaChannel`s except `messages`. Without the counters,
-            # `prune` would delete checkpoints that are needed to reconstruct the channels' values.
+            # Keep the counters of all `DeltaChannel`s, except the counter of the channel
+            # `messages`. Without these counters, `prune` would delete checkpoints that are needed
+            # to reconstruct the channels' values.
             if counters:
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
@@ -151,9 +152,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         Do nothing if the checkpointer cannot lock threads.
         """
         context = ExitStack()
-        # Perdure's checkpointers have a method `lock` that locks a thread. LangGraph's own
-        # checkpointers cannot lock threads. Their attribute `lock` is a lock object, which is not
-        # callable.
+        # In perdure's checkpointers, `lock` is a method that locks a thread. In LangGraph's own
+        # checkpointers, which cannot lock threads, `lock` is an object that is not callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
             with suppress(AlreadyLocked):  # The current run already holds the lock.
@@ -196,10 +196,10 @@ def check_and_select_messages_to_store(
 def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
-    Blank messages and tool results without a matching call are removed. Tool calls without a result
-    get a placeholder result. Tool calls at the end of the window are left unchanged, because their
-    results may follow later. A system message between a tool call and its results is moved so that
-    it precedes the call.
+    Blank messages are removed, as are tool results that have no matching tool call. Tool calls
+    without a result get a placeholder result. Tool calls at the end of the window are left
+    unchanged, because their results may follow later. A system message between a tool call and its
+    results is moved so that it precedes the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

@@ -4,9 +4,9 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 `memories` and `forget` perform a single operation without a `Collection` object. `Quarantine` lists
 the candidates that the gate has quarantined.
 
-Erasing writes the tombstones first, so that an interrupted erasure can be retried. A third-party
-store can only delete items, so the deleted bytes may remain in its files. If items are erased from
-a third-party store, the receipt has `clean=False`.
+Tombstones are written before anything is erased, so that an interrupted erasure can be retried. A
+third-party store can only delete items, so the deleted bytes may remain in its files. If items are
+erased from a third-party store, the receipt has `clean=False`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class Collection:
     """Provides access to the memories of one or more kinds in a namespace of a store.
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
-    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the
-    earlier texts of a changed memory. The following arguments have the same meaning in all methods.
+    `Outcome` reports the decision. After a memory is changed, its earlier texts remain stored until
+    a method whose name begins with `forget` erases them. The following arguments have the same
+    meaning in all methods.
 
     - `memory` is a string, a dict with `text` and other fields, or an instance of the schema.
     - `provenance` describes where the memory comes from. `provenance.trust` is the kind of speaker
@@ -93,8 +94,8 @@ class Collection:
       current run is used.
     - `if_version` is the expected version of the stored memory. If the stored memory has a
       different version, `VersionConflict` is raised.
-    - `as_of` is a time in the past. Methods that take `as_of` return the memories as they were
-      stored at that time. `as_of` requires a store that keeps versions.
+    - `as_of` is a time in the past. Methods that take `as_of` return the memories as of that time.
+      `as_of` requires a store that keeps versions.
 
     Args:
         store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
@@ -185,8 +186,8 @@ class Collection:
     ) -> Outcome:
         """Replace a memory whose text is no longer true.
 
-        The same transaction adds an end date to the stored turns from which the previous text was
-        extracted.
+        In the same transaction, the stored turns from which the previous text was extracted get an
+        end date.
 
         Args:
             key: The key of the memory.
@@ -309,7 +310,7 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """Return the memories in the store's listing order.
+        """Return the memories in the order in which the store lists them.
 
         Perdure's stores list the oldest first.
 
@@ -448,11 +449,11 @@ async def _forget(
     With `everything=True`, the user's memories, profile, instructions and examples are erased,
     along with their quarantine entries and internal records. With `everything=True`, the namespaces
     that hold the user's conversations (first label `chat_memory`) are erased as well. Perdure
-    records which namespace templates have been used with a store. For each recorded template that
-    contains the label `"{user_id}"`, the user's matching namespaces are erased as well. The
-    receipt's `others` field lists the namespaces that have the user's name as a label but were not
-    erased. Delete the user's threads before you call `forget`, because memories are extracted again
-    from threads that are kept.
+    records which namespace templates have been used with a store. If a recorded namespace template
+    contains the label `"{user_id}"`, the user's namespaces that match the template are erased as
+    well. The receipt's `others` field lists the namespaces that have the user's name as a label but
+    were not erased. Delete the user's threads before you call `forget`, because memories are
+    extracted again from threads that are kept.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -540,7 +541,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase a namespace's memories, after perdure's internal records about these memories.
+    """Erase perdure's internal records about a namespace's memories, and then the memories.
 
     Namespaces that extend the given namespace with further labels are not changed.
     """
@@ -725,9 +726,9 @@ class Quarantine:
     """The quarantine of a namespace.
 
     The quarantine lists candidate memories that await a person's decision. Methods that begin with
-    `a` are async. The quarantine entries contain the original texts, including any secrets. An
-    encrypted store encrypts these entries as well. `Collection.forget_all` erases the quarantine
-    entries, but `store.forget(namespace)` does not.
+    `a` are async. The quarantine entries contain the original texts, including any secrets. In an
+    encrypted store, the quarantine entries are encrypted as well. `Collection.forget_all` erases
+    the quarantine entries, but `store.forget(namespace)` does not.
 
     Args:
         store: See `Collection`.
@@ -814,7 +815,7 @@ class Quarantine:
 async def _get_stored_quarantine_entry(
     adapter: StoreAdapter, namespace: Namespace, key: str
 ) -> Memory:
-    """Return the stored item of a quarantine entry.
+    """Return the store item that holds a quarantine entry.
 
     Raises:
         UnknownMemory: The quarantine has no entry with the key.

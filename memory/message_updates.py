@@ -35,8 +35,8 @@ def build_update_from_current_to_target_messages(
 
     The update contains a `RemoveMessage` for each message that is only in `current`, followed by
     the messages in `target` that are new or changed. If nothing has to change, the update is empty.
-    If two messages in `current` have the same id, the update replaces the whole list, because
-    neither `add_messages` nor a `DeltaChannel` can remove one of two messages with the same id.
+    If two messages in `current` have the same id, the update replaces the whole list, because a
+    `RemoveMessage` cannot remove only one of them.
 
     Raises:
         InvalidMessages: The channel has to change, and its messages have no ids or its reducer

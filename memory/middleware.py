@@ -83,12 +83,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # Single-entry cache, with the tools and model of the last request and the view adjusted to
-        # count tokens for them. A request with the same tools and model reuses the view.
+        # Single-entry cache for the view that counts tokens for the tools and model of the last
+        # request. The view is reused for requests with the same tools and model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # Maps an agent's key (see `_get_agent_key_and_name`) to that agent's copies of the view's
-        # `Summarize` parts. To estimate the size of the agent's next request, a copy assumes that
-        # the tools and system prompt are those of the agent's last request.
+        # Cache of the view's `Summarize` nodes, copied for each agent and keyed by the agent's key
+        # (see `_get_agent_key_and_name`). The copied nodes estimate the size of the agent's next
+        # request, and assume that it has the same tools and system prompt as the agent's last
+        # request.
         self._agents: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
@@ -113,10 +114,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
         A summary removes messages from the state, so learners (nodes that learn from messages, such
         as `remember_turns`) must read the messages first. If the summary would remove part of the
-        current turn, all learners run before the messages are summarised. If the summary would
-        remove only complete earlier turns, only `remember_turns` runs first, because the other
-        learners already ran at the end of each of these turns. If a learner fails, no summary is
-        made.
+        current turn, all learner nodes run before the messages are summarised. If the summary would
+        remove only complete earlier turns, only `remember_turns` runs before the messages are
+        summarised, because the other learner nodes already ran at the end of each of these turns.
+        If a learner fails, no summary is made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -135,11 +136,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Call the model with the messages that the view selects.
 
-        Before an agent's first request, the size of the agent's tools and system prompt is unknown.
-        An agent's first request is therefore built before `_summarize_if_due` is called, so that
-        the request's size is known. If the first request is large enough to need a summary, the
-        messages are summarised, and the request is rebuilt from the summary and the remaining
-        messages.
+        An agent's first request is built before `_summarize_if_due` is called, because the size of
+        the agent's tools and system prompt is unknown until the request has been built. If the
+        first request is large enough to need a summary, the messages are summarised, and the
+        request is rebuilt from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -180,16 +180,16 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return request.override(system_message=first, messages=rest)
 
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the view's `Summarize` parts, as copies that belong to the running agent.
+        """Return the running agent's own copies of the view's `Summarize` nodes.
 
-        When a copy estimates the size of a request, it includes the tools and system prompt of the
-        agent's last request, if the agent has sent one.
+        If the agent has already sent a request, these nodes include the tools and system prompt of
+        the agent's last request in their estimate of the next request's size.
         """
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _is_request_size_unknown(self, config: RunnableConfig) -> bool:
-        """Return whether summaries need the running agent's request size and none is stored."""
+        """Return True if summaries need the running agent's request size but it is unknown."""
         agent, _ = _get_agent_key_and_name(config)
         return bool(self._summaries) and agent not in self._agents
 
@@ -198,7 +198,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> None:
         """Store the token count of a request's tools and system message.
 
-        The next summary check adds the stored count to the token count of the messages.
+        To decide whether a summary is due, perdure adds the stored count to the token count of the
+        messages.
         """
         if not self._summaries:
             return
@@ -209,7 +210,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         )
 
     def _store_reported_model_name(self, name: str, response: Any) -> None:
-        """Remember which model name the response reports when the model `name` is requested.
+        """Store the model name that the provider reports for requests to the model `name`.
 
         The reported name can differ from the requested name, for example if the requested name is
         an alias.
@@ -220,7 +221,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry_and_evict_oldest(self._reported_names, name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule background summaries that start after the run.
+        """Run the nodes that learn from messages, and schedule summaries that start after the run.
 
         Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
         as memories.
@@ -239,12 +240,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = build_async_function(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
-        """Return the middleware's view, adjusted to count tokens for the given tools and model.
+        """Return a copy of the middleware's view that counts tokens for the given tools and model.
 
-        The adjusted view includes `tools` in the size of a request, and estimates token counts for
-        `model`. If no part of the middleware selects messages, there is no view, and None is
-        returned. The last adjusted view is cached, and is reused if the next request has the same
-        tools and model.
+        When the returned view computes the size of a request, it includes `tools` and estimates
+        token counts for `model`. If no part of the middleware selects messages, there is no view,
+        and None is returned. The returned view is cached, and is reused if the next request has the
+        same tools and model.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))

@@ -29,8 +29,8 @@ T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 # maximum number of validation errors to list in the description of an invalid response
 _MAX_FAULTS: Final = 5
-# Minimum length, in characters, to which a conversation is shortened when it exceeds the model's
-# context window.
+# Minimum length, in characters, of a shortened conversation. A conversation that exceeds the
+# model's context window is never shortened below this length.
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum number of characters of a rejected response that the retry request quotes
 _MAX_QUOTED_CHARS: Final = 4_000
@@ -91,7 +91,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy that also applies `prepare_model` to the chat model when it is created.
+        """Return a copy of this object that also applies `prepare_model` to the created chat model.
 
         Preparation functions are applied in the order in which they were added.
         """
@@ -264,8 +264,8 @@ class ModelCall:
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect that calls the model.
 
-        When it is run, the effect returns the model's response, or the exception that the call
-        raised.
+        When the effect is run, it calls the model and returns the response, or the exception that
+        the call raised.
         """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 

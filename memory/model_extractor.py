@@ -164,7 +164,7 @@ def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
 
 
 def build_model_answer(parsed: BaseModel) -> ModelAnswer:
-    """Convert a parsed model response to a `ModelAnswer`, and check its parts.
+    """Convert a parsed model response to a `ModelAnswer`, and check the number of entries.
 
     Raises:
         InvalidAnswer: The answer has no part, or a part has too many entries.
@@ -266,7 +266,7 @@ def _build_addition(candidate: Candidate) -> Addition:
 def _get_messages_by_number(
     numbers: Iterable[int], batch: Batch, role: str = ""
 ) -> list[ThreadMessage]:
-    """Return the messages with the given numbers from a batch.
+    """Return the messages in a batch that have the given numbers.
 
     If `role` is not empty, only messages with that role are returned.
     """
@@ -670,7 +670,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in a model response by profile.
 
-    A change to an unknown profile is added to the first profile's patch, which is then rejected.
+    A change that names an unknown profile is added to the patch for the first profile, so that
+    validating this patch reports the unknown name.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}

@@ -36,7 +36,7 @@ The key is used if the messages for the model differ from the messages that the 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages of one model request, grouped into turns for the nodes of a view to process.
+    """The messages of one model request, grouped into turns that a view's nodes process.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
