@@ -557,8 +557,8 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         """Return the messages to send to the model for a request.
 
         The returned list starts with a single system message that combines the texts of all system
-        messages. This system message is followed by the remembered conversation and then the
-        messages of the request.
+        messages. After the system message, the list contains the remembered conversation and then
+        the messages of the request.
         """
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()

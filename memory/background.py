@@ -511,7 +511,7 @@ class JobQueue:
             self._client.enqueue(options, *arguments)
 
     def read_unfinished_jobs(self) -> dict[str, bool]:
-        """Return the unfinished jobs, as a dict from job key to whether the job is running."""
+        """Return a dict that maps each unfinished job's key to whether the job is running."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 

@@ -97,9 +97,9 @@ class SavedHead(NamedTuple):
 async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the `messages_key` channel is a `DeltaChannel`, the checkpoint may not contain its messages.
-    If the messages are missing from the checkpoint, a perdure checkpointer reconstructs the values
-    of all delta channels.
+    If the `messages_key` channel is a `DeltaChannel`, the messages might not be contained in the
+    checkpoint. If the messages are missing from the checkpoint, a perdure checkpointer reconstructs
+    the values of all delta channels.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -172,7 +172,7 @@ async def store_summary_if_head_unchanged(
 
 
 class BackgroundSummaries:
-    """Writes a node's summaries after each turn, in daemon threads of this process."""
+    """Writes the summaries of a `Summarize` node after each turn, in daemon OS threads."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, str], object] = {}  # the newest job of each thread

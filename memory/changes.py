@@ -119,7 +119,7 @@ CurrentMemories = Mapping[str, Memory]
 async def build_puts_that_increment_change_counter(
     adapter: StoreAdapter, namespace: Namespace
 ) -> list[PutItem]:
-    """Build the put operation that increments a namespace's change counter, as a list.
+    """Return a list that contains the put operation that increments a namespace's change counter.
 
     Executing the returned put operation raises `VersionConflict` if a concurrent change was written
     first. An empty list is returned if the store keeps no versions, because such a store has no
@@ -344,7 +344,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_turn_end_dates_by_message_id(
     changes: Sequence[ProposedChange], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates of new turns whose facts have been superseded, as a dict by message id.
+    """Return the end dates of new turns whose facts have been superseded, keyed by message id.
 
     A turn is stored with an end date if a fact that was extracted from it has been superseded. The
     end date is the time at which the superseded fact ceased to be true.

@@ -30,8 +30,8 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# Placeholder for the messages that precede a window. It is inserted before the window, so that the
-# window can start in the middle of a turn.
+# Placeholder message that is inserted before a window of messages, in place of all earlier
+# messages. With the placeholder, a window can start in the middle of a turn.
 _EVICTED: Final = HumanMessage("evicted")
 
 
@@ -179,8 +179,8 @@ def check_and_select_messages_to_store(
 ) -> list[BaseMessage]:
     """Validate messages, and return those that should be stored.
 
-    Messages that perdure added for a single model request are left out, because they are not
-    stored. Error messages refer to the validated messages as `subject`.
+    The returned list omits messages that perdure added for a single model request, because such
+    messages are not stored. Error messages refer to the validated messages as `subject`.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.

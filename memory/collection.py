@@ -255,11 +255,11 @@ class Collection:
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a namespace's memories and quarantine, and perdure's internal records about them.
 
-        Perdure's internal records include which messages have already been extracted. Once these
-        records are erased, the next extraction reads each thread from the start. To prevent
-        memories from being extracted again, call `store.forget(threads=…, checkpointer=…)` to
-        delete the threads before you call `forget_all`. Namespaces that extend the given namespace
-        with further labels are not changed.
+        Perdure's internal records state which messages have already been extracted. Without these
+        internal records, the next extraction reads each thread from the start. To prevent memories
+        from being extracted again, call `store.forget(threads=…, checkpointer=…)` to delete the
+        threads before you call `forget_all`. Namespaces that extend the given namespace with
+        further labels are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 

@@ -429,7 +429,7 @@ def format_repeat_count(count: int) -> str:
 
 
 def read_structured_answer(answer: Any) -> Any:
-    """Return the structured answer from the output of a model with a bound output schema.
+    """Extract the structured answer from the output of a model to which an output schema is bound.
 
     `answer` is the output of a model returned by `bind_output_schema`.
 

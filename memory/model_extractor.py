@@ -154,7 +154,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
-    """Build the schema of the model's response from its named parts, such as `facts`."""
+    """Build the schema of a model response that has the given fields, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
