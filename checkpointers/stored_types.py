@@ -273,15 +273,19 @@ class StoredTypes:
             returned = registered.texts(value)
             texts = list(returned)
         except Exception as exc:
-            raise _build_texts_function_error(registered, f"raised {_format_error(exc)}") from exc
+            raise _build_texts_function_error(
+                registered, f"the texts function raised {_format_error(exc)}"
+            ) from exc
         # Reject a single str, because `list()` splits a str into characters.
         if isinstance(returned, str):
             raise _build_texts_function_error(
-                registered, "returned a single text instead of a list of texts"
+                registered,
+                "the texts function returned a single string instead of a list of strings",
             )
         if not all(isinstance(text, str) for text in texts):
             raise _build_texts_function_error(
-                registered, "returned a list with an element that is not text"
+                registered,
+                "the texts function returned a list with an element that is not a string",
             )
         return texts
 
@@ -406,9 +410,9 @@ def _refuse_natively_storable_class(cls: Any) -> None:
 
 def _build_texts_function_error(registered: StoredType[Any], failure: str) -> SerializationError:
     return SerializationError(
-        f"the texts function of the registered type {_format_name(registered.stored_name)} "
-        f"{failure}, so erase() cannot find the values of this type that quote erased messages, "
-        "and nothing was erased; correct the function, and erase again"
+        f"{failure}, so erase() cannot find the values of the registered type "
+        f"{_format_name(registered.stored_name)} that quote erased messages, and nothing was "
+        "erased; correct the function, and erase again"
     )
 
 

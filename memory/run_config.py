@@ -343,8 +343,8 @@ class Template:
         if not is_valid or (placeholder == "user_id" and not is_valid_user_or_team_name(value)):
             raise InvalidConfig(
                 f"the run's {placeholder!r} is {value!a:.80}, which cannot be used in the template "
-                f"{self.labels!r}; expected text with a visible character, without NUL characters, "
-                "and other than '.' and '..'"
+                f"{self.labels!r}; expected text with a visible character that contains no NUL "
+                "characters and is not '.' or '..'"
             )
         # For a member of a str enum, `str.__str__` returns the member's value rather than its name.
         return str.__str__(value)

@@ -83,8 +83,9 @@ def forget(
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")
     if parts.root and checkpointer is not None:
         raise ConfigurationError(
-            "a scoped store cannot erase threads, because its items can name any thread as their "
-            "source; call forget() of the whole store, with the prefix of the scope"
+            "forget() with a checkpointer is not allowed on a scoped store, because the source of "
+            "an item in the scope can be any thread; call forget() on the unscoped store, and pass "
+            "the prefix of the scope"
         )
     criteria = _Criteria(
         Selection(

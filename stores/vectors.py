@@ -123,7 +123,10 @@ def check_and_normalize_vectors(
     items = answer if isinstance(answer, list | tuple) else ()
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
     if len(vector_lengths) == text_count and len(set(vector_lengths)) > 1:
-        problem = f"returned vectors with {min(vector_lengths)} to {max(vector_lengths)} dimensions"
+        problem = (
+            f"the embedder returned vectors with {min(vector_lengths)} to {max(vector_lengths)} "
+            "dimensions"
+        )
         raise _build_invalid_vectors_error(
             model_name, problem, "expected vectors with the same number of dimensions"
         )
@@ -133,29 +136,33 @@ def check_and_normalize_vectors(
     # exception.
     except Exception as exc:
         raise _build_invalid_vectors_error(
-            model_name, f"returned {answer!r:.80} ({exc})", "expected a list of vectors"
+            model_name,
+            f"the embedder returned {answer!r:.80} ({exc})",
+            "expected a list of vectors",
         ) from exc
     if rows.ndim and len(rows) != text_count:
         raise _build_invalid_vectors_error(
             model_name,
-            f"returned {len(rows)} vectors for {text_count} texts",
+            f"the embedder returned {len(rows)} vectors for {text_count} texts",
             "expected one vector for each text, in order",
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
         raise _build_invalid_vectors_error(
             model_name,
-            f"returned {answer!r:.80}",
+            f"the embedder returned {answer!r:.80}",
             "expected a list of vectors, where each vector is a list of numbers",
         )
     if dims is not None and rows.shape[1] != dims:
         raise _build_invalid_vectors_error(
             model_name,
-            f"returned vectors with {rows.shape[1]} dimensions",
+            f"the embedder returned vectors with {rows.shape[1]} dimensions",
             f"expected {dims} dimensions",
         )
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
-        problem = f"returned {rows[row, column]!s} at position {column} of vector {row}"
+        problem = (
+            f"the embedder returned {rows[row, column]!s} at position {column} of vector {row}"
+        )
         raise _build_invalid_vectors_error(model_name, problem, "expected finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
@@ -165,8 +172,8 @@ def _build_invalid_vectors_error(
 ) -> EmbeddingFailed:
     """Build the error for an invalid response from an embedding model."""
     return EmbeddingFailed(
-        f"the embedder {model_name!r} {problem}; {expectation}. Correct the "
-        "embedder, or open the store with another embedder"
+        f"{problem}; {expectation}. Correct the embedder {model_name!r}, or open the store with "
+        "another embedder"
     )
 
 

@@ -122,7 +122,7 @@ def answer(
         str | None,
         typer.Argument(
             metavar="[VALUE]",
-            help="For edit, the new arguments as JSON; for reject and respond, text.",
+            help="The new arguments as JSON (edit), or a message (reject, respond).",
         ),
     ] = None,
     json_text: Annotated[

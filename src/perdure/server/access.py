@@ -279,8 +279,8 @@ def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """
     if (count := _count_containers_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
-            f"the filter {expected!r:.80} contains {count} lists and objects inside lists; "
-            f"expected at most {_MAX_NESTED_IN_LISTS}"
+            f"the filter {expected!r:.80} contains {count} lists and objects that are nested in "
+            f"lists; at most {_MAX_NESTED_IN_LISTS} are allowed"
         )
     return _build_json_containment_predicate_without_limit(expected)
 
@@ -368,8 +368,8 @@ def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: 
     """
     if not matches_filter(metadata, filter):
         raise Forbidden(
-            f"you would not have access to {object_noun} with the metadata "
-            f"{dict(metadata)!r:.200}; change the metadata"
+            f"with the metadata {dict(metadata)!r:.200}, you would not have access to "
+            f"{object_noun}, so the request was refused; change the metadata"
         )
 
 
