@@ -352,10 +352,10 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     )
     if _is_untrusted_file(url_source) and key_source.endswith("_API_KEY"):
         raise ConfigurationError(
-            f"the setting base_url in the file {url_source!r} was refused, because requests to this "
-            f"URL would send your API key (from {key_source}) to a server that the author of the "
-            f"file has chosen; if you trust the file, set PERDURE_CONFIG={url_source}; otherwise "
-            "set PERDURE_BASE_URL to a URL that you trust"
+            f"the setting base_url in the file {url_source!r} was refused, because requests to "
+            f"this URL would send your API key (from {key_source}) to a server that the author of "
+            f"the file has chosen; if you trust the file, set PERDURE_CONFIG={url_source}; "
+            "otherwise set PERDURE_BASE_URL to a URL that you trust"
         )
     for name, alternative in (("db", " or pass --db"), ("direct", "")):
         value, source = settings.get(name, ("", ""))
