@@ -249,7 +249,9 @@ class _PostgresTables:
         Raises:
             NotADatabase: The database lacks the tables of langgraph's saver.
         """
-        if self._tables.lacks_any_table("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+        if self._tables.is_any_table_missing(
+            "checkpoints", "checkpoint_blobs", "checkpoint_writes"
+        ):
             raise NotADatabase(
                 f"{self.path} has no tables of langgraph-checkpoint-postgres in this user's "
                 "search path; to copy a database of perdure, use 'perdure copy'"

@@ -19,19 +19,19 @@ from perdure.checkpointers.address import Address
 class MessageMarker(Protocol):
     """Marks messages of a run, by changing copies of them."""
 
-    def record_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
+    def record_messages_in_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
         """Record the messages of a checkpoint that the run has loaded."""
 
-    def record_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
+    def record_messages_in_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
         """Record messages that the run has loaded from a channel of the given namespace."""
 
-    def mark_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
+    def mark_messages_in_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
         """Return a checkpoint with marked messages. The given checkpoint is not changed."""
 
     def build_metadata(self, address: Address) -> dict[str, Any]:
         """Return metadata to add to that of a checkpoint that the run stores."""
 
-    def mark_writes(
+    def mark_messages_in_writes(
         self, address: Address, writes: Sequence[tuple[str, Any]]
     ) -> Sequence[tuple[str, Any]]:
         """Return the writes of a task with marked messages. The given writes are not changed."""

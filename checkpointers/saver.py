@@ -180,7 +180,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self._remember_newest_removal_number_for_run(config, checkpoint)
         self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
-            marker.record_loaded_checkpoint(checkpoint)
+            marker.record_messages_in_loaded_checkpoint(checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -203,7 +203,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self._remember_newest_removal_number_for_run(config, checkpoint)
         self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
-            marker.record_loaded_checkpoint(checkpoint)
+            marker.record_messages_in_loaded_checkpoint(checkpoint)
         return checkpoint
 
     def _find_cached_checkpoint_tuple(
@@ -302,7 +302,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if (marker := MESSAGE_MARKER.get()) is not None:
             for entry in history.values():
                 written = [value for _, _, value in entry["writes"]]
-                marker.record_loaded_values(address, [entry.get("seed"), *written])
+                marker.record_messages_in_loaded_values(address, [entry.get("seed"), *written])
         return history
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
@@ -371,7 +371,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         check_storable_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
         if (marker := MESSAGE_MARKER.get()) is not None:
-            checkpoint = marker.mark_checkpoint(address, checkpoint)
+            checkpoint = marker.mark_messages_in_checkpoint(address, checkpoint)
             full_metadata |= marker.build_metadata(address)
         label_names = self._labels.get(address.thread_id)
         if label_names and not address.checkpoint_ns:
@@ -466,7 +466,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 "checkpoint_id; pass the config that put() returned"
             )
         if (marker := MESSAGE_MARKER.get()) is not None:
-            writes = marker.mark_writes(address, writes)
+            writes = marker.mark_messages_in_writes(address, writes)
         continues_chosen_checkpoint = address in self._read_by_id
         return TaskWrites(
             address,

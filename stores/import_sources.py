@@ -166,7 +166,7 @@ def iter_langgraph_items(
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         with closing(ForeignPostgres(path)) as tables:
-            if tables.lacks_any_table("store"):
+            if tables.is_any_table_missing("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
             sql = _LANGGRAPH_POSTGRES_ITEMS.format(_ttl_columns(tables.list_columns("store")))
             yield from _iter_items_of_paged_table(tables.path, partial(tables.fetch_rows, sql))

@@ -22,7 +22,7 @@ from perdure.cli.table_copy import DatabaseCopy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.background import JobQueue
 from perdure.memory.extraction import ExtractionJob
-from perdure.storage.postgres_requests import number_placeholders
+from perdure.storage.postgres_requests import convert_placeholders_to_postgres
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
 from tests import postgres_server
@@ -306,7 +306,9 @@ def test_statement_uses_its_index_despite_row_level_security(
     schema_with_large_tenant: str, name: str
 ) -> None:
     """Postgres applies the policy first. The index condition must contain more than the tenant."""
-    text = number_placeholders({**threads._SQL[True], **items._SQL[True]}[name]).decode()
+    text = convert_placeholders_to_postgres(
+        {**threads._SQL[True], **items._SQL[True]}[name]
+    ).decode()
     count = max(int(number) for number in re.findall(r"\$(\d+)", text))
     with psycopg.connect(get_user_dsn(), prepare_threshold=None) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'large', true)")

@@ -256,7 +256,7 @@ async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Actio
         thread = await other_call.permit_thread_row(cron.thread_id)
     except (Refused, UnknownThread):
         return False
-    return other_call.threads.find_person(thread) == call.identity.person
+    return other_call.threads.find_person_of_thread(thread) == call.identity.person
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:

@@ -433,7 +433,7 @@ async def check_run_request_and_get_start_function(
         options["recorded"] = recorded and not deletes_thread
         sender = _build_run_sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
-        known_person = None if thread is None else threads.find_person(thread)
+        known_person = None if thread is None else threads.find_person_of_thread(thread)
         person = call.identity.acting_for or known_person
         options |= {"due": due, "sender": sender, "person": person}
         return await runs.start_run(call, body, graph, thread_id, protocol, **options)
@@ -502,7 +502,7 @@ async def _find_thread_for_run_on_behalf_of_person(
             if thread.head_metadata is None and is_own:
                 return thread
         return None
-    thread_person = call.threads.find_person(thread)
+    thread_person = call.threads.find_person_of_thread(thread)
     if thread_person not in (None, "", person):
         raise Forbidden(
             f"you are acting for the user {person!r}, but the thread {thread_id!r} belongs to "

@@ -307,7 +307,7 @@ async def _open_graph_of_thread(runs: Runs, call: Call, thread: ListedThread) ->
     if name not in graphs:
         yield None
         return
-    person = call.threads.find_person(thread)
+    person = call.threads.find_person_of_thread(thread)
     person_id = call.identity.person if person is None else person
     configurable = {"thread_id": thread.thread_id, "user_id": person_id}
     graph_args = name, call.saver, call.store, RunnableConfig(configurable=configurable)

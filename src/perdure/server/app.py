@@ -46,7 +46,7 @@ from perdure.server.guard import (
     METHODS,
     EncodedSlashes,
     Guard,
-    add_error_replies,
+    register_error_handlers,
     validate_origins,
 )
 from perdure.server.limits import Limits, RequestLimiter
@@ -222,7 +222,7 @@ def create_app(
     )
     app.state.hosts = None if hosts is None else {ascii_host(host) for host in hosts}
     app.state.origins = validate_origins(origins)
-    add_error_replies(app)
+    register_error_handlers(app)
     app.add_middleware(EncodedSlashes)
     for router in (
         # Routes are matched in the order of this tuple, so the most frequently requested routes

@@ -186,7 +186,7 @@ class Call:
         """
         if checkpoint_ns != VIEWS_NAMESPACE:
             return
-        person = self.threads.find_person(await self.threads.get_permitted_row(thread_id))
+        person = self.threads.find_person_of_thread(await self.threads.get_permitted_row(thread_id))
         if not self.identity.may_see_memories_of(person):
             raise Forbidden(
                 f"the recorded model inputs of the thread {thread_id!r} can contain memories of "
@@ -199,7 +199,7 @@ class Call:
     ) -> dict[str, Any]:
         """Authorize an action on memories, and return the arguments that select these memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **action_arguments})
-        template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
+        template, config = build_namespace_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
@@ -367,7 +367,7 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def escape_namespace_as_template_and_config(
+def build_namespace_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template, and a config with which the template resolves to `namespace`.
@@ -377,7 +377,7 @@ def escape_namespace_as_template_and_config(
     placeholders.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
-        template, config = escape_namespace_as_template_and_config(namespace[2:])
+        template, config = build_namespace_template_and_config(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}

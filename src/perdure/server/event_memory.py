@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from enum import IntEnum
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -32,6 +33,21 @@ The events are kept for clients that start to read the log later.
 # Once a memory limit is exceeded, events are dropped until memory use is at most this fraction of
 # the limit.
 _LOW_SHARE: Final = 7 / 8
+
+
+class DropSafety(IntEnum):
+    """The effect of dropping an event from memory on readers, from the worst to the mildest.
+
+    Attributes:
+        READERS_MAY_MISS_EVENT: Readers may miss the event.
+        READER_MAY_HAVE_TO_RECONNECT: A reader that is receiving the event may have to connect
+            again.
+        NOTHING_IS_LOST: All readers have received the event or can read it from the database.
+    """
+
+    READERS_MAY_MISS_EVENT = 0
+    READER_MAY_HAVE_TO_RECONNECT = 1
+    NOTHING_IS_LOST = 2
 
 
 class EventHolder(Protocol):
@@ -48,14 +64,8 @@ class EventHolder(Protocol):
         """Return the value of `EventMemory.total_added` at the time the oldest event was added."""
 
     @property
-    def oldest_event_drop_safety_from_0_to_2(self) -> int:
-        """Return how safe it is to drop the oldest event, as a number from 0 (unsafe) to 2 (safe).
-
-        Returns:
-            2 if nothing is lost, because all readers have received the event or can read it from
-            the database; 1 if a reader that is receiving the event may have to connect again; 0 if
-            readers may miss the event.
-        """
+    def oldest_event_drop_safety(self) -> DropSafety:
+        """Return how safe it is to drop the oldest event."""
 
     def drop_oldest_events(self) -> None:
         """Drop one or more of this object's oldest events."""
@@ -187,12 +197,12 @@ class EventMemory:
         account = max(self._accounts.values(), key=lambda candidate: candidate.size, default=None)
         return account if account is not None and account.size else None
 
-    def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
+    def _build_drop_order_key(self, holder: EventHolder) -> tuple[DropSafety, int]:
         """Return a sort key for an event holder.
 
         When memory must be freed, the event holder with the largest key drops its events first.
         """
-        return holder.oldest_event_drop_safety_from_0_to_2, holder.size * (
+        return holder.oldest_event_drop_safety, holder.size * (
             self.total_added - holder.total_when_added + 1
         )
 

@@ -96,10 +96,10 @@ async def execute_command(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, command: CommandRequest
 ) -> Response:
     """Start a run (`run.start`), or answer an interrupt (`input.respond`)."""
-    return JSONReply(await _execute_command(call, runs, thread_id, command))
+    return JSONReply(await _start_run_and_build_reply(call, runs, thread_id, command))
 
 
-async def _execute_command(
+async def _start_run_and_build_reply(
     call: Call, runs: Runs, thread_id: str, command: CommandRequest
 ) -> dict[str, Any]:
     """Execute a command, and return the reply."""
@@ -304,7 +304,7 @@ class ThreadSocket:
                 )
             else:
                 call = self._call.with_action("threads:create_run")
-                reply = await _execute_command(call, self._runs, self._thread_id, command)
+                reply = await _start_run_and_build_reply(call, self._runs, self._thread_id, command)
         except (ValidationError, PerdureError) as exc:
             reply = _build_exception_reply(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))

@@ -397,7 +397,7 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     return _build_error_content(request, http_status(error), str(error), headers)
 
 
-def add_error_replies(app: FastAPI) -> None:
+def register_error_handlers(app: FastAPI) -> None:
     """Register exception handlers that reply with an HTTP status and an error message."""
 
     @app.exception_handler(PerdureError)

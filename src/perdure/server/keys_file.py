@@ -133,7 +133,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
         revoked = [key for key in keys if is_revoked(key)]
         if not revoked:
             return []
-        new_text = _remove_api_key_tables(text, [is_revoked(key) for key in keys])
+        new_text = _remove_revoked_keys_from_toml(text, [is_revoked(key) for key in keys])
         if new_text is None or not _contains_exactly_these_api_keys(
             new_text, [key for key in keys if not is_revoked(key)]
         ):
@@ -159,7 +159,7 @@ def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> boo
         return False
 
 
-def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | None:
+def _remove_revoked_keys_from_toml(file_text: str, is_revoked: Sequence[bool]) -> str | None:
     """Remove the `[[keys]]` tables of revoked keys from the text of a keys file.
 
     The comments directly above a revoked key's table are removed along with the table. Comments at
@@ -167,7 +167,7 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 
     Args:
         file_text: The text of the file.
-        is_removed: Whether each table is removed, in the order of the file.
+        is_revoked: Whether the key of each table is revoked, in the order of the file.
 
     Returns:
         The new text, or None if the text does not have one line `[[keys]]` for each table.
@@ -176,14 +176,14 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
     header_lines = [
         number for number, line in enumerate(lines) if _TABLE_HEADER.fullmatch(line.strip())
     ]
-    if len(header_lines) != len(is_removed):
+    if len(header_lines) != len(is_revoked):
         return None
     block_starts = [_find_start_of_comment_above_line(lines, start) for start in header_lines]
     block_ends = [*block_starts[1:], len(lines)]
     remaining_lines = lines[: block_starts[0]]
-    for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
-        remaining_lines += [] if is_block_removed else lines[first:end]
-    if all(is_removed):
+    for first, end, is_block_revoked in zip(block_starts, block_ends, is_revoked, strict=True):
+        remaining_lines += [] if is_block_revoked else lines[first:end]
+    if all(is_revoked):
         # A keys file must have the field `keys`, so write an empty list if all keys were removed.
         remaining_lines.append("keys = []\n")
     return "".join(remaining_lines)

@@ -225,11 +225,11 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
     """
     # Build the server in another OS thread, because importing the MCP SDK takes about a second and
     # would block the event loop.
-    return _SdkResponse(await asyncio.to_thread(_get_http_server))
+    return _SdkResponse(await asyncio.to_thread(_get_or_build_mcp_http_server))
 
 
 @cache
-def _get_http_server() -> Server[Any]:
+def _get_or_build_mcp_http_server() -> Server[Any]:
     """Return the MCP server object that handles MCP requests over HTTP.
 
     The server object is built when this function is first called.

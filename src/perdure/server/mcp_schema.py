@@ -221,7 +221,7 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
     Raises:
         ValueError: The value does not fit the schema.
     """
-    value_schema, is_nullable = _split_nullable(schema)
+    value_schema, is_nullable = _get_non_null_schema_and_nullability(schema)
     if is_nullable and (value is None or value == ""):
         # Treat "" as null, because models pass "" for arguments that they want to omit.
         return None
@@ -243,7 +243,7 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
     return converted
 
 
-def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
+def _get_non_null_schema_and_nullability(schema: Schema) -> tuple[Schema, bool]:
     """Return the schema for non-null values, and whether `schema` allows null.
 
     In a schema that allows null, `anyOf` contains the schema for non-null values, followed by the
@@ -254,7 +254,7 @@ def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
 
 def _describe_type(schema: Schema) -> str:
     """Describe the values that a schema accepts, for example `an integer from 1 to 100`."""
-    value_schema, is_nullable = _split_nullable(schema)
+    value_schema, is_nullable = _get_non_null_schema_and_nullability(schema)
     if value_schema["type"] == "string":
         expected = "a string"
     else:

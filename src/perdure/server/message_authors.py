@@ -32,8 +32,8 @@ from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER_TURN
 
 T = TypeVar("T")
-# Channels and task path of the writes that `label_checkpoint` stores. langgraph ignores the writes,
-# because no task has their ids.
+# Channels and task path of the writes that `label_checkpoint_as_written_by_others` stores.
+# langgraph ignores the writes, because no task has their ids.
 _LABEL_CHANNEL: Final = "__state_from_others"
 _TURN_CHANNEL: Final = "__turn_without_memory"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
@@ -56,7 +56,7 @@ class RunMessageMarker:
     def __init__(self, thread_id: str, person_input: Iterable[Any], *, is_active: bool) -> None:
         self._thread_id, self._is_always_active = thread_id, is_active
         self._is_state_from_others = False
-        self._person_texts = {text.strip() for text in _iter_texts(list(person_input))}
+        self._person_texts = {text.strip() for text in _iter_nested_strings(list(person_input))}
         # For each loaded message, its content and whether it is marked, by message id.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
@@ -66,8 +66,8 @@ class RunMessageMarker:
 
     # -- the methods of a `MessageMarker`
 
-    def record_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
-        """See `MessageMarker.record_loaded_checkpoint`."""
+    def record_messages_in_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
+        """See `MessageMarker.record_messages_in_loaded_checkpoint`."""
         configurable = checkpoint.config["configurable"]
         address = Address(configurable["thread_id"], configurable.get("checkpoint_ns", ""), None)
         if not self._is_of_run(address):
@@ -77,11 +77,13 @@ class RunMessageMarker:
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
             channel == _LABEL_CHANNEL for _, channel, _ in pending_writes
         )
-        self.record_loaded_values(address, checkpoint.checkpoint["channel_values"].values())
-        self.record_loaded_values(address, (value for _, _, value in pending_writes))
+        self.record_messages_in_loaded_values(
+            address, checkpoint.checkpoint["channel_values"].values()
+        )
+        self.record_messages_in_loaded_values(address, (value for _, _, value in pending_writes))
 
-    def record_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
-        """See `MessageMarker.record_loaded_values`."""
+    def record_messages_in_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
+        """See `MessageMarker.record_messages_in_loaded_values`."""
         if not self._is_of_run(address):
             return
         for value in values:
@@ -92,12 +94,14 @@ class RunMessageMarker:
                 else:
                     self._loaded[message.id] = entry
 
-    def mark_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
-        """See `MessageMarker.mark_checkpoint`."""
+    def mark_messages_in_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
+        """See `MessageMarker.mark_messages_in_checkpoint`."""
         if not self._is_active or not self._is_of_run(address):
             return checkpoint
         values = {
-            channel: value if channel.startswith("__") else self._mark_value(value)
+            channel: value
+            if channel.startswith("__")
+            else self._mark_messages_in_channel_value(value)
             for channel, value in checkpoint["channel_values"].items()
         }
         return {**checkpoint, "channel_values": values}
@@ -107,20 +111,23 @@ class RunMessageMarker:
         is_labelled = self._is_state_from_others and self._is_of_run(address)
         return {STATE_FROM_OTHERS: True} if is_labelled else {}
 
-    def mark_writes(
+    def mark_messages_in_writes(
         self, address: Address, writes: Sequence[tuple[str, Any]]
     ) -> Sequence[tuple[str, Any]]:
-        """See `MessageMarker.mark_writes`."""
+        """See `MessageMarker.mark_messages_in_writes`."""
         if not self._is_active or not self._is_of_run(address):
             return writes
         return [
-            (channel, value if channel.startswith("__") else self._mark_write(channel, value))
+            (
+                channel,
+                value if channel.startswith("__") else self._mark_messages_in_write(channel, value),
+            )
             for channel, value in writes
         ]
 
     def mark_messages(self, messages: Sequence[T]) -> Sequence[T]:
         """See `MessageMarker.mark_messages`."""
-        return self._mark_value([*messages]) if self._is_active else messages
+        return self._mark_messages_in_channel_value([*messages]) if self._is_active else messages
 
     @contextmanager
     def mark_messages_during_block(self) -> Iterator[None]:
@@ -143,14 +150,14 @@ class RunMessageMarker:
         is_internal = address.checkpoint_ns.startswith(_INTERNAL_NS_PREFIX)
         return address.thread_id == self._thread_id and not is_internal
 
-    def _mark_value(self, value: Any) -> Any:
+    def _mark_messages_in_channel_value(self, value: Any) -> Any:
         """Mark the messages in the value of a channel. A value without any is returned as it is."""
         if isinstance(value, HumanMessage):
             return self._mark_message(value)
         if isinstance(value, Overwrite):
-            return Overwrite(self._mark_value(value.value))
+            return Overwrite(self._mark_messages_in_channel_value(value.value))
         if type(value) is DeltaSnapshot:
-            return DeltaSnapshot(self._mark_value(value.value))
+            return DeltaSnapshot(self._mark_messages_in_channel_value(value.value))
         if isinstance(value, list):
             marked = [
                 self._mark_message(element) if isinstance(element, HumanMessage) else element
@@ -160,20 +167,20 @@ class RunMessageMarker:
             return value if is_same else marked
         return value
 
-    def _mark_write(self, channel: str, value: Any) -> Any:
+    def _mark_messages_in_write(self, channel: str, value: Any) -> Any:
         """Mark the messages in a task's write to a channel.
 
         A write may also contain messages in a form that the channel's reducer converts. A
         `DeltaChannel` calls its reducer with the stored writes again whenever its value is loaded.
         """
-        value = self._mark_value(value)
+        value = self._mark_messages_in_channel_value(value)
         if isinstance(value, list) and not _is_role_and_text(channel, value):
-            marked = [self._mark_form(channel, element) for element in value]
+            marked = [self._mark_unconverted_message(channel, element) for element in value]
             is_same = all(new is old for new, old in zip(marked, value, strict=True))
             return value if is_same else marked
-        return self._mark_form(channel, value)
+        return self._mark_unconverted_message(channel, value)
 
-    def _mark_form(self, channel: str, value: Any) -> Any:
+    def _mark_unconverted_message(self, channel: str, value: Any) -> Any:
         """Mark a human message that is not a message object yet, such as a dict with a role.
 
         A string, or a pair of a role and a text, counts as a message only in the channel
@@ -218,10 +225,10 @@ class RunMessageMarker:
 
     def _is_by_person(self, content: Any) -> bool:
         """Return whether the person has sent all texts of a message with the current run."""
-        return all(text.strip() in self._person_texts for text in _iter_texts(content))
+        return all(text.strip() in self._person_texts for text in _iter_nested_strings(content))
 
 
-async def label_checkpoint(
+async def label_checkpoint_as_written_by_others(
     saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.
@@ -304,9 +311,9 @@ def _iter_human_messages(value: Any) -> Iterator[HumanMessage]:
             yield element
 
 
-def _iter_texts(value: Any) -> Iterator[str]:
+def _iter_nested_strings(json_or_command: Any) -> Iterator[str]:
     """Yield all strings in a JSON value or a command, except the types of content blocks."""
-    pending = [value]
+    pending = [json_or_command]
     while pending:
         current = pending.pop()
         if isinstance(current, str):

@@ -121,12 +121,14 @@ def format_one_line(value: Any) -> str:
     ]
 
 
-def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
+def contains_only_generated_ids(displayed_lines: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether all displayed lines of a list are generated ids, such as UUIDs.
 
     Pages collapse lists of generated ids.
     """
-    return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
+    return bool(displayed_lines) and all(
+        _GENERATED_ID.fullmatch(line["text"]) for line in displayed_lines
+    )
 
 
 def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str]]:
@@ -354,7 +356,7 @@ _TEMPLATES.filters |= {
     "one_line": format_one_line,
 }
 _TEMPLATES.filters |= {"ago": format_elapsed_time, "size": decimal, "as_json": format_as_json}
-_TEMPLATES.tests["generated_ids"] = do_all_lines_contain_generated_ids
+_TEMPLATES.tests["generated_ids"] = contains_only_generated_ids
 _TEMPLATES.globals |= {"build_link": build_link}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {

@@ -26,7 +26,7 @@ from perdure.server.access import Forbidden, set_required_action
 from perdure.server.call import (
     Call,
     CurrentCall,
-    escape_namespace_as_template_and_config,
+    build_namespace_template_and_config,
     is_internal_namespace,
 )
 from perdure.server.pages import (
@@ -479,7 +479,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """Return the `Collection` for a namespace's memories, and the config to pass to its methods."""
-    template, config = escape_namespace_as_template_and_config(namespace)
+    template, config = build_namespace_template_and_config(namespace)
     return Collection(call.store, template), config
 
 

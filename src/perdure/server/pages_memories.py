@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, set_required_action
-from perdure.server.call import Call, CurrentCall, escape_namespace_as_template_and_config
+from perdure.server.call import Call, CurrentCall, build_namespace_template_and_config
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -148,7 +148,7 @@ async def show_memories(
         "more": False,
     }
     if q.strip():
-        template, config = escape_namespace_as_template_and_config(ns)
+        template, config = build_namespace_template_and_config(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -243,7 +243,7 @@ async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemorie
 
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
     """Return the `Quarantine` for a namespace of memories, and the config for its methods."""
-    template, config = escape_namespace_as_template_and_config(target.ns)
+    template, config = build_namespace_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 
 

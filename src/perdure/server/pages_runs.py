@@ -156,7 +156,7 @@ def build_run_row(row: RunRow) -> PageValues:
     return {
         **build_run_json(row),
         "error": row.error,
-        **_build_caller_person_and_deed_fields(row),
+        **_build_caller_and_person_fields(row),
         "is_live": live.status in LIVE_STATES,
         "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if is_delayed else None,
         "events": f"/threads/{thread_path}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
@@ -164,7 +164,7 @@ def build_run_row(row: RunRow) -> PageValues:
     }
 
 
-def _build_caller_person_and_deed_fields(row: RunRow) -> PageValues:
+def _build_caller_and_person_fields(row: RunRow) -> PageValues:
     """Build the template fields that describe who started a run and whose memories it uses.
 
     The `caller` is the user who started the run, and the `person` is the user whose memories the
@@ -228,7 +228,7 @@ async def load_conversation(
 # -- messages to a graph
 
 
-async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None:
+async def get_new_thread_metadata_if_permitted(call: Call) -> PageValues | None:
     """Return metadata for a new thread, or None if the user cannot create and run threads."""
     with suppress(Refused):
         permitted = await call.authorize_arguments({"metadata": {}})
@@ -241,7 +241,7 @@ async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None
 @set_required_action("threads:create")
 async def create_thread(call: CurrentCall) -> Response:
     """Create a thread and redirect to its page, which has a box for the first message."""
-    metadata = await find_permitted_metadata_of_new_thread(call)
+    metadata = await get_new_thread_metadata_if_permitted(call)
     if metadata is None:
         raise Forbidden(
             f"{call.identity.user!r} is not allowed to create a thread and start runs on it; "
@@ -261,7 +261,7 @@ async def answer_question(
 
     The thread's other interrupts remain pending.
     """
-    _, thread = await _load_permitted_thread(call, id)
+    _, thread = await _authorize_read_call_and_load_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
     question = next(
         (
@@ -295,7 +295,7 @@ async def send_message(
         raise ConfigurationError("the message is blank; enter some text")
     graph_input = {"messages": [{"role": "user", "content": _normalize_newlines(text)}]}
     request_fields = {"assistant_id": assistant, "input": graph_input}
-    _, thread = await _load_permitted_thread(call, id)
+    _, thread = await _authorize_read_call_and_load_thread(call, id)
     return await _start_run_and_respond(call, runs, request, thread, request_fields)
 
 
@@ -309,7 +309,7 @@ async def retry_or_continue(
     If the last run failed before its input was stored in the thread, start a new run with the same
     input.
     """
-    read_call, thread = await _load_permitted_thread(call, id)
+    read_call, thread = await _authorize_read_call_and_load_thread(call, id)
     request_fields, author = dict[str, Any](), None
     stored_runs = await runs.list_runs(call.identity.tenant, id)
     if stored_runs and _can_resend_input(stored_runs[0]):
@@ -389,7 +389,7 @@ async def show_runs(
     )
 
 
-async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
+async def _authorize_read_call_and_load_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """Check that the caller may read a thread, and return the authorized call and the thread.
 
     The returned call has been authorized for the action `threads:read`.

@@ -31,7 +31,7 @@ from perdure.server.pages import (
     parse_form_datetime,
     render_page,
 )
-from perdure.server.pages_runs import find_permitted_metadata_of_new_thread, load_conversation
+from perdure.server.pages_runs import get_new_thread_metadata_if_permitted, load_conversation
 from perdure.server.reply import format_as_text, truncate_and_count_omitted
 from perdure.server.runs import ServerRuns
 from perdure.settings import SHOWN_LIMIT
@@ -112,7 +112,7 @@ async def show_threads(
         said=hit_rows,
         unread=hits.unread,
         begins=bool([*runs.graphs])
-        and await find_permitted_metadata_of_new_thread(call.with_action("threads:create"))
+        and await get_new_thread_metadata_if_permitted(call.with_action("threads:create"))
         is not None,
         given=form_values,
         start=start,
@@ -300,7 +300,7 @@ async def show_model_view(request: Request, target: PermittedThread, view: str) 
         request,
         "seen.html",
         **target.link_arguments,
-        view=await asyncio.to_thread(build_view_row, views[0]),
+        view=await asyncio.to_thread(build_model_view_row, views[0]),
         items=message_rows,
     )
 
@@ -538,7 +538,9 @@ async def _load_model_view_rows(
     # text.
     end_id = f"{infos[0].checkpoint_id}~"
     views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read_count, before=end_id)
-    rows_by_id = await asyncio.to_thread(lambda: {view.id: build_view_row(view) for view in views})
+    rows_by_id = await asyncio.to_thread(
+        lambda: {view.id: build_model_view_row(view) for view in views}
+    )
     rows: dict[str, list[dict[str, Any]]] = {}
     for info in reversed(infos):
         view_id = info.checkpoint_id
@@ -609,7 +611,7 @@ def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
     return "seen" if item.seen else "branch" if item.branch else "removed"
 
 
-def build_view_row(view: ModelView) -> dict[str, Any]:
+def build_model_view_row(view: ModelView) -> dict[str, Any]:
     """Build the template data for a model view.
 
     For each part of the model's input, the data contains the part's token count and the number of

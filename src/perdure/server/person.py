@@ -181,7 +181,7 @@ class Person(NamedTuple):
         )
 
 
-def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
+def find_person_of_thread(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     """Return the id of the person to whom a thread belongs.
 
     Args:
@@ -225,7 +225,7 @@ def choose_person_of_run(
         continued_metadata: The metadata of the checkpoints from which the run continues. It is used
             only if the run has no new message.
     """
-    thread_person = find_person(thread, owners_are_people=owners_are_people)
+    thread_person = find_person_of_thread(thread, owners_are_people=owners_are_people)
     represented_person = sender.acting_for
     if (
         represented_person is not None
@@ -268,7 +268,7 @@ def _must_continue_without_memory(
     return not (is_state_update and is_sender_trusted and sender.deed == "answered")
 
 
-def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
+def choose_checkpoint_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner to store with a run's checkpoints, or None if the thread has no owner.
 
     If the owner of a thread starts its first run on behalf of another person, that person becomes

@@ -152,7 +152,7 @@ class Run:
         return self._is_executing
 
     @property
-    def is_elsewhere(self) -> bool:
+    def may_be_executing_in_other_process(self) -> bool:
         """Return whether another process might be executing the run.
 
         The result remains True until this process notices that the execution has ended.

@@ -12,7 +12,7 @@ from typing import Final
 from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.runs import ALL_RUNS, EventBatch, NewestEvent, RunTable
 from perdure.errors import CorruptRecord, StorageError
-from perdure.server.event_memory import EventAccount
+from perdure.server.event_memory import DropSafety, EventAccount
 from perdure.server.run import Run
 from perdure.server.run_log import CHUNK_BYTES, NUMBERS_PER_RUN, EventDropped, EventLog, LoggedEvent
 
@@ -198,7 +198,9 @@ class StoredEvents:
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:
         """Give readers in this process access to run events that exist only in the database."""
-        if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
+        if run.events_dropped or (
+            run.may_be_executing_in_other_process and not run.log.has_readers
+        ):
             log = EventLog() if run.events_dropped else run.log
             newest = await self.empty_outdated_log_and_find_newest_event(
                 log, run.thread_key, run.seq_range
@@ -307,9 +309,9 @@ class StoredBatches:
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
             account.make_room_and_add_bytes(self, size)
-        self.total_when_added, self.oldest_event_drop_safety_from_0_to_2 = (
+        self.total_when_added, self.oldest_event_drop_safety = (
             account.memory.total_added,
-            1,
+            DropSafety.READER_MAY_HAVE_TO_RECONNECT,
         )
 
     def __del__(self) -> None:

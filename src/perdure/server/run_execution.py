@@ -35,8 +35,11 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.message_authors import label_checkpoint, load_continued_metadata
-from perdure.server.person import Person, Sender, choose_person_of_run, find_owner_of_checkpoints
+from perdure.server.message_authors import (
+    label_checkpoint_as_written_by_others,
+    load_continued_metadata,
+)
+from perdure.server.person import Person, Sender, choose_checkpoint_owner, choose_person_of_run
 from perdure.server.reply import encode_json
 from perdure.server.run import Run, build_run_json, describe_error
 from perdure.server.run_events import StoredEvents
@@ -238,7 +241,7 @@ class RunExecution:
         config = run.request.build_config(
             {**graph_ids, **login, **server_values}, is_continued=progress is not None
         )
-        owner = find_owner_of_checkpoints(thread, sender, person)
+        owner = choose_checkpoint_owner(thread, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
         config["metadata"] |= person.build_checkpoint_metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
@@ -253,7 +256,7 @@ class RunExecution:
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
-                await label_checkpoint(
+                await label_checkpoint_as_written_by_others(
                     saver,
                     config,
                     is_turn_without_memory=run.request.command is not None
@@ -269,7 +272,7 @@ class RunExecution:
                     context=run.request.context,
                 )
                 marker = person.build_message_marker(
-                    sender, run.thread_id, run.request.input_values
+                    sender, run.thread_id, run.request.client_input_values
                 )
                 async with graph_context as graph:
                     try:

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.server.event_memory import EventAccount
+from perdure.server.event_memory import DropSafety, EventAccount
 from perdure.server.reply import encode_json
 
 RETAINED_BYTES: Final = 4_000_000
@@ -226,7 +226,7 @@ class LoggedEvent:
         Raises:
             EventDropped: The event was dropped.
         """
-        return self.read_range(self.find_in_frame(b"\ndata: ") + 7, self.size - 2)
+        return self.read_range(self.find_byte_offset_in_frame(b"\ndata: ") + 7, self.size - 2)
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return the bytes of the frame from `start` up to but not including `stop`.
@@ -238,7 +238,7 @@ class LoggedEvent:
             raise EventDropped(self.number)
         return self._content[start:stop]
 
-    def find_in_frame(self, searched_bytes: bytes) -> int:
+    def find_byte_offset_in_frame(self, searched_bytes: bytes) -> int:
         """Return the index of `searched_bytes` in the event's SSE frame, or -1 if not found.
 
         If `searched_bytes` occurs more than once, return the index of the first occurrence.
@@ -279,7 +279,7 @@ def iter_sse_chunks(
     for event in events:
         prefix, start = b"", 0
         if build_id_line is not None:
-            prefix, start = build_id_line(event), event.find_in_frame(b"\n") + 1
+            prefix, start = build_id_line(event), event.find_byte_offset_in_frame(b"\n") + 1
         length = len(prefix) + event.size - start
         if joined and size + length > CHUNK_BYTES:
             yield b"".join(joined)
@@ -372,26 +372,21 @@ class EventLog:
         return self._entries[0].total_when_added
 
     @property
-    def oldest_event_drop_safety_from_0_to_2(self) -> int:
-        """Return how safe it is to drop the log's oldest event, from 0 (unsafe) to 2 (safe).
-
-        See `EventHolder.oldest_event_drop_safety_from_0_to_2` for the meaning of each value.
-        """
+    def oldest_event_drop_safety(self) -> DropSafety:
+        """Return how safe it is to drop the log's oldest event."""
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
             # The oldest event in memory has not been stored in the database yet. If it were dropped
             # now, new readers would miss it.
-            return 0
+            return DropSafety.READERS_MAY_MISS_EVENT
         if oldest <= self._find_last_received_number():
-            return 2
+            return DropSafety.NOTHING_IS_LOST
         if oldest > self.last_stored:
-            return 0
+            return DropSafety.READERS_MAY_MISS_EVENT
         handed = self._handed_numbers.items()
-        return (
-            1
-            if any(self._received_numbers[reader] < oldest <= number for reader, number in handed)
-            else 2
-        )
+        if any(self._received_numbers[reader] < oldest <= number for reader, number in handed):
+            return DropSafety.READER_MAY_HAVE_TO_RECONNECT
+        return DropSafety.NOTHING_IS_LOST
 
     def _find_last_received_number(self) -> int:
         """Return the number of the latest event that all readers have received."""

@@ -37,8 +37,8 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """How far a run came. The value `"applied"` means that its input was applied and the run can
 continue. The value `"asks"` means that the run has asked a question. The value `"overtaken"` means
 that another run of the thread came after it."""
-# Name of the channel under which a run stores its `_AnswerAndUpdateCounts`. No graph has a channel
-# with this name.
+# Name of the channel under which a run stores its `_InterruptAnswerAndUpdateCounts`. No graph has a
+# channel with this name.
 _START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(
@@ -46,7 +46,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 )
 
 
-class _AnswerAndUpdateCounts(NamedTuple):
+class _InterruptAnswerAndUpdateCounts(NamedTuple):
     """The number of answers and the number of updates among a checkpoint's pending writes.
 
     Attributes:
@@ -58,7 +58,9 @@ class _AnswerAndUpdateCounts(NamedTuple):
     updates: int
 
     @classmethod
-    def from_writes(cls, pending_writes: Iterable[tuple[str, str, Any]]) -> _AnswerAndUpdateCounts:
+    def from_pending_writes(
+        cls, pending_writes: Iterable[tuple[str, str, Any]]
+    ) -> _InterruptAnswerAndUpdateCounts:
         """Count the interrupt answers and command updates among pending writes."""
         answers = updates = 0
         for task_id, channel, value in pending_writes:
@@ -88,7 +90,7 @@ async def store_start_checkpoint_data_for_rollback(
     }
     start = await saver.aget_tuple({"configurable": start_at})
     if start is not None:
-        counts = _AnswerAndUpdateCounts.from_writes(start.pending_writes or ())
+        counts = _InterruptAnswerAndUpdateCounts.from_pending_writes(start.pending_writes or ())
         former = await _summarize_pending_writes(saver, start)
         writes = [(_START_CHANNEL, [*counts]), (FORMER_WRITES_CHANNEL, former)]
         await saver.aput_writes(start.config, writes, run.run_id, _START_PATH)
@@ -176,7 +178,9 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
     if start is None:
         return None
     checkpoint, counts_before = start
-    counts_after = _AnswerAndUpdateCounts.from_writes(checkpoint.pending_writes or ())
+    counts_after = _InterruptAnswerAndUpdateCounts.from_pending_writes(
+        checkpoint.pending_writes or ()
+    )
     is_answered, has_moved = (
         counts_after.answers > counts_before.answers,
         checkpoint.config != head.config,
@@ -202,12 +206,12 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 
 async def _find_start_checkpoint_and_stored_counts(
     saver: Checkpointer, config: RunnableConfig, run: Run
-) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
+) -> tuple[CheckpointTuple, _InterruptAnswerAndUpdateCounts] | None:
     """Return a run's starting checkpoint, and the answer and update counts stored with it."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):
-                return checkpoint, _AnswerAndUpdateCounts(*value)
+                return checkpoint, _InterruptAnswerAndUpdateCounts(*value)
     return None
 
 

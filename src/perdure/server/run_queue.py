@@ -127,13 +127,13 @@ class DatabaseRuns:
         self._ended_runs: deque[Run] = deque()
         self._pause_s, self._cleaned_up_at = SWEEP_S, 0.0
         self.task = asyncio.create_task(
-            self._hold_liveness_lock_and_sweep_run_rows(), context=Context()
+            self._hold_liveness_lock_and_reconcile_runs(), context=Context()
         )
         self.due_work = asyncio.create_task(asyncio.sleep(0), context=Context())
 
     # -- liveness
 
-    async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
+    async def _hold_liveness_lock_and_reconcile_runs(self) -> None:
         """Hold this process's liveness lock, and periodically check the stored runs for work."""
         while True:
             owner = str(uuid4())
@@ -144,7 +144,7 @@ class DatabaseRuns:
                     self.owner = owner
                     self.ready.set()
                     while True:
-                        await self._start_cancel_and_finish_runs_by_their_rows()
+                        await self._reconcile_runs_with_stored_rows()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
@@ -189,7 +189,7 @@ class DatabaseRuns:
             self._wake.set()
         return bool(self.owner)
 
-    async def _start_cancel_and_finish_runs_by_their_rows(self) -> None:
+    async def _reconcile_runs_with_stored_rows(self) -> None:
         """Start, take over, cancel and finish runs according to their rows in the database."""
         self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
@@ -321,7 +321,7 @@ class DatabaseRuns:
             row = rows[0] if rows else ended_row
             if not rows and self.runs_by_id.get(run.run_id) is run:
                 del self.runs_by_id[run.run_id]
-        if run.log.has_readers and run.is_elsewhere:
+        if run.log.has_readers and run.may_be_executing_in_other_process:
             await self.events.append_stored_events_of_other_processes(
                 run.log, run.thread_key, run.seq_range
             )

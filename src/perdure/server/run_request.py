@@ -243,7 +243,7 @@ class RunRequest(WithoutNulls):
         return self.command.to_langgraph_command() if self.command else self.input
 
     @property
-    def input_values(self) -> list[Any]:
+    def client_input_values(self) -> list[Any]:
         """Return the client's values that the graph receives as input or in a command."""
         if self.command is None:
             return [self.input]

@@ -259,19 +259,21 @@ class Runs:
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._drop_erased_events_and_get_check_time(runs, log, thread_key, checked_at)
+                await self._drop_erased_events_and_get_erasure_check_time(
+                    runs, log, thread_key, checked_at
+                )
             async for events in runs.events.iter_events_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._drop_erased_events_and_get_check_time(
+                    checked_at = await self._drop_erased_events_and_get_erasure_check_time(
                         runs, log, thread_key, earliest
                     )
                 if readable := [event for event in events if may_read_event(event.kind, identity)]:
                     yield readable
 
-    async def _drop_erased_events_and_get_check_time(
+    async def _drop_erased_events_and_get_erasure_check_time(
         self, runs: DatabaseRuns, log: EventLog, thread_key: int, min_check_time: float
     ) -> float:
         """Drop a thread's events from memory if messages were erased from the thread.
@@ -350,7 +352,7 @@ class Runs:
         """Load a run's stored events that are not in memory, so that its readers receive them."""
         runs = await self.get_database_runs(run.tenant)
         await runs.events.load_stored_events_that_process_lacks(run)
-        if run.is_elsewhere:
+        if run.may_be_executing_in_other_process:
             runs.wake()
 
     async def encode_output(self, run: Run) -> bytes:

@@ -46,7 +46,7 @@ from perdure.server.access import (
     matches_filter,
     require_filter_match,
 )
-from perdure.server.person import find_person
+from perdure.server.person import find_person_of_thread
 from perdure.server.reply import encode_json
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
@@ -192,7 +192,7 @@ class Threads:
         client = ClientMetadata(
             _copy_storable_metadata(metadata or {}), source_user, is_reserved=True
         )
-        is_new = await self._find_thread_or_check_creation(thread_id, client.metadata) is None
+        is_new = await self._find_thread_or_authorize_creation(thread_id, client.metadata) is None
         if is_new and await self._insert_thread_row_if_absent(thread_id, client, ttl):
             return await self.get(thread_id)
         raise already_exists_error(f"a thread {thread_id!r}")
@@ -206,7 +206,7 @@ class Threads:
             Forbidden: The caller could not reach a new thread with this metadata.
         """
         client = ClientMetadata(_copy_storable_metadata(metadata), None, is_reserved=True)
-        existing = await self._find_thread_or_check_creation(thread_id, client.metadata)
+        existing = await self._find_thread_or_authorize_creation(thread_id, client.metadata)
         if existing is None:
             if await self._insert_thread_row_if_absent(thread_id, client):
                 return await self.get_permitted_row(thread_id)
@@ -371,7 +371,7 @@ class Threads:
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
-        if await self._find_thread_or_check_creation(target, client.metadata) is not None:
+        if await self._find_thread_or_authorize_creation(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
         is_continued = source["status"] == "busy" or checkpoint_id is not None
         status: RunStatus = "idle" if is_continued else source["status"]
@@ -422,9 +422,12 @@ class Threads:
                 raise AlreadyLocked(message)
             yield
 
-    def find_person(self, thread: ListedThread) -> str | None:
-        """Return the user whose memories a thread's runs use; see `person.find_person`."""
-        return find_person(thread, owners_are_people=self._owners_are_people)
+    def find_person_of_thread(self, thread: ListedThread) -> str | None:
+        """Return the user whose memories a thread's runs use.
+
+        See `person.find_person_of_thread`.
+        """
+        return find_person_of_thread(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
         """Return whether a thread belongs to the given person or has no owner."""
@@ -433,13 +436,13 @@ class Threads:
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         """Return whether a thread belongs to the given person or has no owner.
 
-        If `find_person` finds no person, for example because no memories are extracted from the
-        thread, the thread belongs to the `owner` in its metadata.
+        If `find_person_of_thread` finds no person, for example because no memories are extracted
+        from the thread, the thread belongs to the `owner` in its metadata.
         """
-        owner = self.find_person(thread) or thread.metadata.get("owner")
+        owner = self.find_person_of_thread(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
 
-    async def _find_thread_or_check_creation(
+    async def _find_thread_or_authorize_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
         """Return a thread's row, or None if the caller is allowed to create the missing thread.
@@ -501,7 +504,7 @@ class Threads:
         match = self._build_thread_matcher(query)
 
         def match_person(row: ListedThread) -> str | None:
-            is_own = match(row) and self.find_person(row) == query.person
+            is_own = match(row) and self.find_person_of_thread(row) == query.person
             return row.thread_id if is_own else None
 
         return {

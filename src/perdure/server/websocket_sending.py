@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 
 from perdure.server import run_log
-from perdure.server.event_memory import EventAccount
+from perdure.server.event_memory import DropSafety, EventAccount
 
 _Protocol: Any = AutoWebSocketsProtocol or object
 
@@ -54,7 +54,7 @@ class WebSocketSender:
         total_when_added: `EventMemory.total_added` when the sender began to send the message.
     """
 
-    oldest_event_drop_safety_from_0_to_2 = 0
+    oldest_event_drop_safety = DropSafety.READERS_MAY_MISS_EVENT
 
     def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
         self.size = self.total_when_added = 0

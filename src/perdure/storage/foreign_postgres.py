@@ -48,7 +48,7 @@ class ForeignPostgres:
         with convert_psycopg_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
-    def lacks_any_table(self, *tables: str) -> bool:
+    def is_any_table_missing(self, *tables: str) -> bool:
         """Return whether any of the given tables is missing."""
         return any(
             self.fetch_rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables

@@ -319,7 +319,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> T:
         """See `Database.write`."""
         server, job = (
-            self._get_writable_server(),
+            self._connect_for_writing(),
             Job(make_flow, on_commit, on_rollback, is_async=False),
         )
         with self._submit_lock:
@@ -346,7 +346,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
         server, job = (
-            self._get_writable_server(),
+            self._connect_for_writing(),
             Job(make_flow, on_commit, on_rollback, is_async=True),
         )
         name = (
@@ -460,13 +460,13 @@ class PostgresDatabase(LazyDatabase[Server]):
         read.
         """
         with suppress(StorageError):
-            server = self._get_writable_server()
+            server = self._connect_for_writing()
             group = self._add_write_group_for_job(Job(make_flow, is_async=False), None)
             server.threads.submit_without_result(
                 partial(self._commit_write_group, server, group, None)
             )
 
-    def _get_writable_server(self) -> Server:
+    def _connect_for_writing(self) -> Server:
         """Open the database for writing, and return its `Server`.
 
         Raises:
@@ -602,7 +602,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         tables = partial(
             fetch_rows, _TABLES_TO_VACUUM_SQL, self._schema, self._tables, min_dead_rows
         )
-        server, tables_to_vacuum = self._get_writable_server(), self.read(tables)
+        server, tables_to_vacuum = self._connect_for_writing(), self.read(tables)
         with convert_psycopg_errors(server.name), server.connection() as conn:
             for (table,) in tables_to_vacuum:
                 vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"

@@ -37,7 +37,7 @@ _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
 
 
 @lru_cache(4096)
-def number_placeholders(sql: str) -> bytes:
+def convert_placeholders_to_postgres(sql: str) -> bytes:
     """Convert SQLite placeholders to Postgres: `?2` to `$2`, and the nth bare `?` to `$n`.
 
     There is no placeholder syntax that both SQLite and Postgres accept, because SQLite treats `$2`
@@ -140,7 +140,7 @@ class PipelineConnection(ABC):
             psycopg.Error: A statement failed, or the connection is lost.
         """
         runs = [
-            (index, self._bind_parameters(number_placeholders(sql), row))
+            (index, self._bind_parameters(convert_placeholders_to_postgres(sql), row))
             for index, (sql, params, execute_many) in enumerate(statements)
             for row in (params if execute_many else (params,))
         ]
@@ -150,7 +150,7 @@ class PipelineConnection(ABC):
             result_keys = [
                 key
                 for index, run in runs
-                for key in self._send_statement_and_iter_result_keys(limit, index, *run)
+                for key in self._send_statement_and_iter_expected_results(limit, index, *run)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -182,7 +182,7 @@ class PipelineConnection(ABC):
         params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
         return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send_statement_and_iter_result_keys(
+    def _send_statement_and_iter_expected_results(
         self,
         max_prepared: int,
         statement_number: int,

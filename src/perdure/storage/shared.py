@@ -211,7 +211,7 @@ def _shut_down_all() -> None:
         resource.shut_down()
 
 
-def _pause_work_before_process_fork() -> None:
+def _pause_transactions_before_fork() -> None:
     """Wait for transactions and reads to end, and block new ones until the fork is over."""
     for lock in _class_locks:
         lock.acquire()
@@ -219,7 +219,7 @@ def _pause_work_before_process_fork() -> None:
         resource.pause_for_fork()
 
 
-def _resume_work_in_parent_process() -> None:
+def _resume_transactions_in_parent_after_fork() -> None:
     """Allow transactions and reads again in the parent process after a fork."""
     for resource in _all_resources:
         resource.resume_after_fork()
@@ -241,7 +241,7 @@ def _refuse_inherited_resources_in_child_process() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork.
     os.register_at_fork(
-        before=_pause_work_before_process_fork,
-        after_in_parent=_resume_work_in_parent_process,
+        before=_pause_transactions_before_fork,
+        after_in_parent=_resume_transactions_in_parent_after_fork,
         after_in_child=_refuse_inherited_resources_in_child_process,
     )

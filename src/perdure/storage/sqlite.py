@@ -273,11 +273,13 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         text = check_database_path_and_convert_to_text(path, read_only)
         connector = Connector(text, synchronous, read_only, timeout_s, factory)
         if schema is None:
-            connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
+            connector = connector.with_untrusted_file_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
             check_version = partial(connector.has_tables_of_component, schema=schema)
             table_sql = parse_component_and_common_tables(schema.script)
-            connector = connector.with_guard(table_sql, max_value_bytes, check_version)
+            connector = connector.with_untrusted_file_guard(
+                table_sql, max_value_bytes, check_version
+            )
         self._connector = connector
         self._schema = schema
         self._component = "" if schema is None else schema.component
@@ -672,7 +674,7 @@ class AsyncReaders(_PausableReads):
         try:
             if snapshot:
                 await conn.execute_fetchall("BEGIN")
-            return await arun_flow(flow, partial(_execute_async, conn))
+            return await arun_flow(flow, partial(_execute_flow_request_async, conn))
         finally:
             try:
                 await conn.rollback()
@@ -716,8 +718,8 @@ class AsyncReaders(_PausableReads):
             self._thread.join()
 
 
-async def _execute_async(conn: aiosqlite.Connection, request: Request) -> Any:
+async def _execute_flow_request_async(conn: aiosqlite.Connection, request: Request) -> Any:
     """Execute a request yielded by a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, list):
-        return [await _execute_async(conn, statement) for statement in request]
+        return [await _execute_flow_request_async(conn, statement) for statement in request]
     return list(await conn.execute_fetchall(request.sql, request.params))

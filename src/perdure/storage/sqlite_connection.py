@@ -168,7 +168,7 @@ class Connector:
     # Checks an untrusted file and limits reads from it. None if the file is trusted
     guard: UntrustedFileGuard | None = None
 
-    def with_guard(
+    def with_untrusted_file_guard(
         self,
         tables: Mapping[str, TableSQL | None],
         max_value_bytes: int,
@@ -389,7 +389,7 @@ class Connector:
                 f"another process has held a lock on {path!r} for {wait_s} s; try again"
             ) from exc
         except OSError as exc:
-            raise _build_path_error(exc, path) from exc
+            raise _convert_os_error_to_storage_error(exc, path) from exc
 
     @contextlib.contextmanager
     def check_file_and_limit_read_steps(self, conn: sqlite3.Connection) -> Iterator[None]:
@@ -540,14 +540,14 @@ def _check_sqlite_header(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise _build_path_error(exc, path) from exc
+        raise _convert_os_error_to_storage_error(exc, path) from exc
     if header and header != b"SQLite format 3\0":
         raise NotADatabase(
             f"{path!r} begins with {header!r}, so it is not an SQLite database; pass another path"
         )
 
 
-def _build_path_error(exc: OSError, path: str) -> StorageError:
+def _convert_os_error_to_storage_error(exc: OSError, path: str) -> StorageError:
     return StorageError(
         f"{path!r} cannot be used ({exc.strerror}); check the path, and the permissions of the "
         "file and its folder"

@@ -134,7 +134,7 @@ class SQLiteWriter:
                 while self._write_count_requests:
                     with self._hold_connection_lock():
                         resolve_futures_in_their_threads(
-                            self._answer_and_list_write_count_requests()
+                            self._answer_and_return_write_count_requests()
                         )
             # Drop the references to the finished jobs, so that their results are not kept in memory
             # until the next job arrives.
@@ -192,7 +192,7 @@ class SQLiteWriter:
             job.result = stop.value
         self._increment_commit_counts([job])
         job.finish_with_commit()
-        resolve_futures_in_their_threads([job, *self._answer_and_list_write_count_requests()])
+        resolve_futures_in_their_threads([job, *self._answer_and_return_write_count_requests()])
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
@@ -254,13 +254,15 @@ class SQLiteWriter:
             self._increment_commit_counts(jobs)
             for job in jobs:
                 job.finish_with_commit()
-            resolve_futures_in_their_threads([*jobs, *self._answer_and_list_write_count_requests()])
+            resolve_futures_in_their_threads(
+                [*jobs, *self._answer_and_return_write_count_requests()]
+            )
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
             job.finish_with_error(error)
-        resolve_futures_in_their_threads([*jobs, *self._answer_and_list_write_count_requests()])
+        resolve_futures_in_their_threads([*jobs, *self._answer_and_return_write_count_requests()])
 
     def _increment_commit_counts(self, jobs: list[Job[Any]]) -> None:
         """Increment the commit count of each job's component, and update the job's `own_writes`."""
@@ -273,7 +275,7 @@ class SQLiteWriter:
                     commits - job.own_writes.commit_count,
                 )
 
-    def _answer_and_list_write_count_requests(self) -> list[_WriteCountRequest]:
+    def _answer_and_return_write_count_requests(self) -> list[_WriteCountRequest]:
         """Take all write-count requests from the queue, set their results, and return the requests.
 
         Each request is removed from the queue before its result is set, because a coroutine that
