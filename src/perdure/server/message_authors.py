@@ -265,7 +265,7 @@ async def load_continued_metadata(
         checkpoint_ids: The checkpoint that the run names in each checkpoint namespace. The head is
             used if no checkpoint of the namespace `""` is named.
     """
-    loaded = []
+    loaded: list[Mapping[str, Any]] = []
     for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids}.items():
         position = {"checkpoint_ns": checkpoint_ns, "checkpoint_id": checkpoint_id}
         checkpoint = await _load_checkpoint(
