@@ -22,6 +22,7 @@ from langgraph.types import Command
 
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.cli.output import print_arriving_text_and_check_if_any
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
@@ -422,6 +423,22 @@ def test_thread_keeps_its_owner_after_chat_without_memory(db: Path) -> None:
     assert (head_without_memory.owner, head_without_memory.metadata["user_id"]) == ("ann", "")
     assert "belongs to the user 'ann'" in message
     assert (last_head.owner, last_head.metadata["user_id"]) == ("ann", "ann")
+
+
+def test_thread_of_organisation_is_continued_by_its_person_only(db: Path) -> None:
+    """The owner that the server has recorded is an organisation, so it is no user of a chat."""
+    with SQLiteCheckpointer.open(db) as saver:
+        record_that_owners_may_be_organisations(saver)
+        config: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
+        config["metadata"] = {"owner": "acme"}
+        chat_graph(checkpointer=saver).invoke({"messages": []}, config)
+    message = chat_and_read_refusal("--user", "acme")
+    send_message("t", "hello", "--user", "ann")
+    with SQLiteCheckpointer.open(db) as saver:
+        head = read_thread_head_or_raise(saver, "t")
+
+    assert "belongs to the user 'ann'" in message
+    assert (head.owner, head.metadata["user_id"]) == ("acme", "ann")
 
 
 def test_thread_without_owner_gets_next_user_as_owner(db: Path) -> None:

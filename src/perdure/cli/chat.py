@@ -174,10 +174,18 @@ class _ChatSession:
             ConfigurationError: The thread belongs to another user, or another graph has to resume
                 it first.
         """
+        from perdure.checkpointers.owner_record import may_owners_be_organisations
+
         head = self.database.saver.head(self.thread_id)
         if head is None:
             return
-        owner, name = str(head.owner or ""), head.metadata.get("graph_id")
+        # If owners may be organisations, only the `user_id` names the person.
+        owner_or_user = (
+            head.metadata.get("user_id")
+            if may_owners_be_organisations(self.database.saver)
+            else head.owner
+        )
+        owner, name = str(owner_or_user or ""), head.metadata.get("graph_id")
         if owner not in ("", self.database.user):
             raise ConfigurationError(
                 f"the thread {self.thread_id!r} belongs to the user {owner!r}, but you are the "
