@@ -117,7 +117,7 @@ def chat_graph(
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):
-        builder.add_node(name, _wrap_part_without_streaming(part))
+        builder.add_node(name, _disable_message_streaming(part))
         later_steps = steps[number:]
         choose_step = partial(
             _choose_next_due_step, later_steps, nodes, may_return_to_respond=may_return
@@ -178,7 +178,7 @@ def _assign_node_names(parts: Sequence[Part]) -> dict[str, Part]:
     return parts_by_name
 
 
-def _wrap_part_without_streaming(part: Part) -> Runnable[Any, Any]:
+def _disable_message_streaming(part: Part) -> Runnable[Any, Any]:
     """Wrap a part of a chat graph so that the messages it writes are not streamed.
 
     The node returns its update as a list of pairs instead of a dict, because LangGraph's

@@ -142,7 +142,9 @@ class Assemble(MessagesNode):
         counter = self.counter
         while True:
             system, turns = self._select_fitting_context(model_input, contents, counter)
-            fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
+            fitted = self.counter.scale_to_reported_usage(
+                ModelInput(system, iter(turns)).to_messages()
+            )
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
             # According to the token usage reported by the provider, the estimates were too low.

@@ -234,7 +234,7 @@ class Extraction:
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
             return await thread_messages.read_history(
-                self.saver, thread_id, self.messages_key, watermark.listed_message_ids
+                self.saver, thread_id, self.messages_key, watermark.recently_read_message_ids
             )
 
         if anew:
@@ -416,7 +416,7 @@ def _build_batch(
     """Build a batch of messages for an extractor, including earlier messages as context."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     context = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
-    edited = watermark.listed_message_ids & {message.id for message in messages}
+    edited = watermark.recently_read_message_ids & {message.id for message in messages}
     return Batch(history.thread_id, history.checkpoint_id, messages, context, edited)
 
 
@@ -471,7 +471,7 @@ class RememberTurns(Learner):
         adapter = self._adapter or get_adapter(None, self.namespace)
         thread_id = check_thread_id(thread_id)
         loaded, read_count = find_run_thread(config, self.messages_key), count()
-        messages = thread_messages.mark_messages_of_run(messages)
+        messages = thread_messages.mark_messages_written_by_others(messages)
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.
@@ -520,7 +520,7 @@ def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
-    read_ids = watermark.listed_message_ids
+    read_ids = watermark.recently_read_message_ids
     first_read = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
     return messages[max(0, first_read - _CONTEXT_MESSAGES) :]
 
@@ -694,7 +694,7 @@ class DueThreads:
         if cached is None or cached[0] != state:
             position = head.thread_id, head.checkpoint_id, self._extraction.messages_key
             is_read = run_operation(
-                thread_messages.is_read_in_full(self._saver, *position, watermark)
+                thread_messages.is_thread_read_in_full(self._saver, *position, watermark)
             )
             cached = self._read_states[head.thread_id] = state, is_read
         return cached[1]

@@ -49,17 +49,20 @@ from perdure.memory.run_config import (
     Clock,
     Template,
     Versioned,
-    get_graph_store,
     parse_clock_option,
     read_thread_and_checkpoint_id_of_run,
+    require_store_of_running_graph,
 )
 from perdure.memory.summary import (
     ON_FAILURE,
     OnFailure,
-    add_summary,
+    add_summary_to_system_message,
     separate_summary_from_messages,
 )
-from perdure.memory.thread_messages import mark_messages_of_run, select_remembered_messages
+from perdure.memory.thread_messages import (
+    mark_messages_written_by_others,
+    select_messages_of_turns_to_remember,
+)
 from perdure.stores.base import Provenance, PutItem
 
 ChangeKind = Literal["set", "update", "rollback"]
@@ -162,7 +165,7 @@ class Instructions:
     def get_item_handle(self, config: RunnableConfig | None) -> ItemHandle:
         """Return a handle for the store item that contains a run's instructions."""
         adapter = self._adapter or _build_adapter_for_versioned_store(
-            get_graph_store("the instructions"), self.namespace
+            require_store_of_running_graph("the instructions"), self.namespace
         )
         thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         provenance = None if thread_id is None else Provenance(thread_id, checkpoint_id)
@@ -303,7 +306,9 @@ class UseInstructions(MessagesNode):
         )
         summary, plain = separate_summary_from_messages(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
-        return add_summary(replace(model_input, system=system, system_parts=()), summary)
+        return add_summary_to_system_message(
+            replace(model_input, system=system, system_parts=()), summary
+        )
 
     transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
     atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
@@ -415,7 +420,9 @@ class UpdateInstructions(Learner):
         loaded = find_run_thread(config)
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
         if self._instructions.namespace.is_personal:
-            messages = select_remembered_messages(mark_messages_of_run(messages))
+            messages = select_messages_of_turns_to_remember(
+                mark_messages_written_by_others(messages)
+            )
         units = render_messages_with_tool_results(messages)
         handle = self._instructions.get_item_handle(config)
         if not units and not feedback:

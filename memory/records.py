@@ -24,7 +24,7 @@ from perdure.effects import Effect, Operation, call_method
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import check_instance
 from perdure.memory.recorded_templates import record_templates
-from perdure.memory.run_config import TEAMS, Template, Versioned, get_graph_store
+from perdure.memory.run_config import TEAMS, Template, Versioned, require_store_of_running_graph
 from perdure.settings import MIN_SCORE
 from perdure.stores import tombstones
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -586,7 +586,9 @@ class ItemHandle(NamedTuple):
 
 def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store. If `store` is None, the running graph's store is used."""
-    return StoreAdapter(get_graph_store("the memories") if store is None else store, *templates)
+    return StoreAdapter(
+        require_store_of_running_graph("the memories") if store is None else store, *templates
+    )
 
 
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from perdure.memory.conversation import Messages, get_role
 from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
-from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
+from perdure.memory.usage import is_same_model, read_model_name, read_reported_total_tokens
 
 # Value of `RequestParts.agent` that matches the model responses of every agent.
 _ANY_AGENT: Final = object()
@@ -147,7 +147,7 @@ def measure_request(
     other = (
         parts.count_tool_and_system_tokens(system, counter.request_overhead_tokens) + summary_tokens
     )
-    scale = counter.scale_to_usage(messages).scale
+    scale = counter.scale_to_reported_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_position_after_summary(messages, summary)
     newest = _find_position_of_answer_with_usage(
@@ -156,12 +156,12 @@ def measure_request(
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
         later_tokens = sum(cost for cost, is_ignored in later if not is_ignored)
-        reported = read_request_tokens(messages[newest]) + ceil(scale * later_tokens)
+        reported = read_reported_total_tokens(messages[newest]) + ceil(scale * later_tokens)
         total = max(total, reported)
         if summary:
             first = _find_position_of_answer_with_usage(messages, range(start, newest + 1), parts)
             first = newest if first is None else first
-            recent = max(recent, reported - read_request_tokens(messages[first]))
+            recent = max(recent, reported - read_reported_total_tokens(messages[first]))
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 
@@ -174,7 +174,7 @@ def _find_position_of_answer_with_usage(
     """
     for position in positions:
         message = messages[position]
-        if parts.is_response_of_agent_and_model(message) and read_request_tokens(message):
+        if parts.is_response_of_agent_and_model(message) and read_reported_total_tokens(message):
             return position
     return None
 

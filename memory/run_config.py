@@ -32,10 +32,10 @@ class Versioned(Protocol):
     ahistory: Callable[..., Any]
 
 
-def get_graph_store(component_in_error: str) -> Any:
+def require_store_of_running_graph(requesting_components: str) -> Any:
     """Return the store that the running graph was compiled with.
 
-    `component_in_error` names the component that needs a store, for use in the error message.
+    `requesting_components` names the components that need a store, for use in the error message.
 
     Raises:
         ConfigurationError: No graph is running, or it has no store.
@@ -51,7 +51,7 @@ def get_graph_store(component_in_error: str) -> Any:
         store = None
     if store is None:
         raise ConfigurationError(
-            f"{component_in_error} need a store; pass store=, or compile the graph with a store"
+            f"{requesting_components} need a store; pass store=, or compile the graph with a store"
         )
     return store
 
@@ -226,7 +226,9 @@ class Template:
         expected = "labels, like ('notes', '{user_id}')"
         self.labels = tuple(check_instance("the template", labels, (list, tuple), expected))
         check_whole_number("the number of labels of the template", len(self.labels), 1)
-        self._parsed = [_split_label_at_placeholder(label) for label in self.labels]
+        self._parsed = [
+            _split_label_into_prefix_placeholder_and_suffix(label) for label in self.labels
+        ]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:
             self._check_team_is_allowed_and_named(shared)
@@ -257,7 +259,7 @@ class Template:
                     'team; pass context={"team": "…"} or config={"configurable": {"team": "…"}}'
                 )
             return filled[0]
-        return self._fill_labels(config)
+        return self._fill_label_placeholders(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return a tuple of filled-in labels for each team of a run, or [] if there is no team.
@@ -265,15 +267,15 @@ class Template:
         If the template's first label is not `"teams"`, the list contains a single tuple.
         """
         if not self.is_team:
-            return [self._fill_labels(config)]
+            return [self._fill_label_placeholders(config)]
         name, allowed = self.labels[1], get_allowed_teams(config)
         if name != TEAM:
             teams: Sequence[str] = (name,) if allowed is None or name in allowed else ()
         else:
             teams = read_run_teams(config)
-        return [self._fill_labels(config, team) for team in teams]
+        return [self._fill_label_placeholders(config, team) for team in teams]
 
-    def _fill_labels(
+    def _fill_label_placeholders(
         self, config: RunnableConfig | None, team: str | None = None
     ) -> tuple[str, ...]:
         """Return the labels for a run.
@@ -350,7 +352,7 @@ class Template:
         return str.__str__(value)
 
 
-def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
+def _split_label_into_prefix_placeholder_and_suffix(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, placeholder name, text after it).
 
     If a label has no placeholder, the placeholder name and the text after it are empty strings.

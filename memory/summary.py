@@ -57,7 +57,9 @@ from perdure.memory.request_size import RequestParts, RequestSize, measure_reque
 from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
 from perdure.memory.summary_section import HEADING as HEADING
-from perdure.memory.summary_section import add_summary as add_summary
+from perdure.memory.summary_section import (
+    add_summary_to_system_message as add_summary_to_system_message,
+)
 from perdure.memory.summary_section import render_section
 from perdure.memory.summary_section import (
     separate_summary_from_messages as separate_summary_from_messages,
@@ -270,18 +272,20 @@ class Summarize(MessagesNode):
         )
         text = await self._try_to_write_summary(previous, selection, messages, config)
         if text is not None:
-            answers = self._get_messages_if_token_usage_is_needed(rest)
+            answers = rest if self._needs_reported_token_usage else ()
             previous = extend_summary(previous, text, selection.messages, all_messages=answers)
             summarized = set(map(id, selection.messages))
             rest = [message for message in rest if id(message) not in summarized]
-        return add_summary(ModelInput.from_messages(rest), previous).to_messages()
+        return add_summary_to_system_message(ModelInput.from_messages(rest), previous).to_messages()
 
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Replace the summarised messages in `model_input` with the state's summary."""
         model_input = SummarizedMessages.from_state(state).remove_from(model_input)
-        return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
+        return add_summary_to_system_message(
+            model_input, read_summary(read_channel(state, SUMMARY))
+        )
 
     def is_due(self, state: Any) -> bool:
         """Return whether calling the node with `state` would summarise messages.
@@ -468,19 +472,21 @@ class Summarize(MessagesNode):
         messages: Messages,
     ) -> dict[str, Any]:
         """Build the state update with a new summary and the ids of the messages that it covers."""
-        answers, old = self._get_messages_if_token_usage_is_needed(messages), selection.messages
+        old = selection.messages
+        answers = messages if self._needs_reported_token_usage else ()
         return {
             SUMMARIZED: [str(message.id) for message in old],
             SUMMARY: extend_summary(previous, text, old, known_ids or (), answers),
         }
 
-    def _get_messages_if_token_usage_is_needed(self, messages: Messages) -> Messages:
-        """Return `messages` if their reported token usage is needed, or () otherwise.
+    @property
+    def _needs_reported_token_usage(self) -> bool:
+        """Whether the node needs the token usage that model responses report.
 
-        The reported token usage is needed if the node has a token-based trigger and its counter
-        counts tokens rather than messages.
+        It is needed if the node has a token-based trigger and its counter counts tokens rather
+        than messages.
         """
-        return () if self.trigger[1] == inf or self.counter.counts_messages else messages
+        return self.trigger[1] != inf and not self.counter.counts_messages
 
     async def _try_to_write_summary(
         self,
@@ -619,12 +625,14 @@ class Summarize(MessagesNode):
             # Do not summarise the last exchange if any of its tool calls has no result yet.
             units = units[:-1]
         begin = 1 if units and get_role(units[0][0]) == "human" else 0
-        cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
+        cost = self._count_messages_and_tokens_if_limited(
+            (unit[0] for unit in units[:begin]), max_kept_tokens
+        )
         start = len(units)
         for unit in reversed(units[begin:]):
             cost = (
                 cost[0] + len(unit),
-                cost[1] + self._count_messages_and_tokens(unit, max_kept_tokens)[1],
+                cost[1] + self._count_messages_and_tokens_if_limited(unit, max_kept_tokens)[1],
             )
             if start < len(units) and self._exceeds_keep_limits(*cost, max_kept_tokens):
                 break
@@ -671,18 +679,18 @@ class Summarize(MessagesNode):
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
-            added = self._count_messages_and_tokens(turn_messages, max_kept_tokens)
+            added = self._count_messages_and_tokens_if_limited(turn_messages, max_kept_tokens)
             count, tokens = count + added[0], tokens + added[1]
             if first_kept and self._exceeds_keep_limits(count, tokens, max_kept_tokens):
                 return first_kept
             first_kept = turn.start
         # The messages before the first human message form the oldest turn.
         oldest = _exclude_system_messages(messages[:first_kept])
-        added = self._count_messages_and_tokens(oldest, max_kept_tokens)
+        added = self._count_messages_and_tokens_if_limited(oldest, max_kept_tokens)
         is_over = self._exceeds_keep_limits(count + added[0], tokens + added[1], max_kept_tokens)
         return first_kept if is_over else 0
 
-    def _count_messages_and_tokens(
+    def _count_messages_and_tokens_if_limited(
         self, messages: Iterable[BaseMessage], token_limit: float
     ) -> tuple[int, int]:
         """Return the number of messages and their total number of tokens.

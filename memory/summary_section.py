@@ -22,7 +22,7 @@ def render_section(summary: Summary) -> str:
     return f"{HEADING}:\n\n{escape_tags_and_indent_text(summary['text'])}"
 
 
-def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
+def add_summary_to_system_message(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     """Return `model_input` with a summary added at the end of its system message.
 
     If the system message already contains a summary, that summary is replaced.
@@ -50,7 +50,7 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
 
 
 def separate_summary_from_messages(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
-    """Remove the summary that `add_summary` added from a list of messages.
+    """Remove the summary that `add_summary_to_system_message` added from a list of messages.
 
     Return the removed summary, and the messages without it. The summary is None if no message
     contains one.

@@ -18,7 +18,7 @@ from perdure.memory.nodes import ModelInput, read_channel
 from perdure.memory.options import check_instance
 from perdure.memory.reducers import ChatState, append_new
 from perdure.memory.tool_calls import REQUEST_ONLY
-from perdure.memory.usage import read_request_tokens
+from perdure.memory.usage import read_reported_total_tokens
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
@@ -132,7 +132,7 @@ def extend_summary(
         if message.id is not None and SHORTENED not in message.additional_kwargs:
             digests[_hash_id(message.id) + _hash_content(message)] = None
     summary["digests"] = [*digests][-_MAX_DIGESTS:]
-    answer = next(filter(read_request_tokens, reversed(all_messages)), None)
+    answer = next(filter(read_reported_total_tokens, reversed(all_messages)), None)
     if answer is not None:
         summary["answered"] = answer.id or ""
     return summary

@@ -84,7 +84,9 @@ def read_system_text(message: BaseMessage) -> str:
 
 
 def _get_content_without_summary(message: BaseMessage) -> Any:
-    """Return a system message's content without the summary that `add_summary` added.
+    """Return a system message's content without the summary.
+
+    The summary is the one that `add_summary_to_system_message` added.
 
     Return None if the system message contains only the summary.
     """

@@ -70,8 +70,8 @@ TURN_EXTRACTOR: Final = "turns"
 
 See `_build_watermark_key`.
 """
-# Number of most recent messages that `is_read_in_full` checks before it falls back to reading all
-# messages of a thread.
+# Number of most recent messages that `is_thread_read_in_full` checks before it falls back to
+# reading all messages of a thread.
 _TAIL_MESSAGES: Final = 8
 # Maximum number of messages listed in a watermark. Only the newest messages that an extractor has
 # read are listed.
@@ -175,7 +175,7 @@ def build_history_from_state(
     return ThreadHistory(thread_id, checkpoint_id, latest)
 
 
-def mark_messages_of_run(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+def mark_messages_written_by_others(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return the messages in a run's state, marking those that somebody else wrote.
 
     On the server, a run sets a field in the metadata of messages that the run's person did not
@@ -186,7 +186,7 @@ def mark_messages_of_run(messages: Sequence[BaseMessage]) -> Sequence[BaseMessag
     return messages if marker is None else marker.mark_messages(messages)
 
 
-def select_remembered_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def select_messages_of_turns_to_remember(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages whose turn is remembered; see `REMEMBER_TURN`."""
     remembered, is_remembered = list[BaseMessage](), True
     for message in messages:
@@ -249,7 +249,7 @@ async def read_history(
     return history.with_times([parse_time(head.checkpoint.get("ts"))] * len(history.messages))
 
 
-async def is_read_in_full(
+async def is_thread_read_in_full(
     saver: Any, thread_id: str, head_id: str | None, channel: str, watermark: Watermark
 ) -> bool:
     """Return whether a watermark covers every message in a thread, up to the thread's head.
@@ -283,7 +283,7 @@ async def is_read_in_full(
         if are_read and len(messages) == len(tail) and tail[-1].position + 1 == watermark.count:
             return True
         return not watermark.find_unread(
-            await read_history(saver, thread_id, channel, watermark.listed_message_ids)
+            await read_history(saver, thread_id, channel, watermark.recently_read_message_ids)
         )
     except PerdureError:
         return False
@@ -444,10 +444,10 @@ class Watermark:
     final: bool = False
 
     @property
-    def listed_message_ids(self) -> frozenset[str]:
-        """The ids of the messages listed in the watermark.
+    def recently_read_message_ids(self) -> frozenset[str]:
+        """The ids of the most recent messages that the extractor has read.
 
-        A watermark lists only the most recent messages that the extractor has read.
+        Only these messages are listed in the watermark.
         """
         return frozenset(message.id for message in self.known)
 

@@ -334,7 +334,7 @@ class TranscriptSearch:
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
-            job = self._get_indexing_job(visible.owner, threads)
+            job = self._get_or_start_indexing_job(visible.owner, threads)
             while not job.future.done() and (seconds_left := end - time.monotonic()) > 0:
                 wait([job.future], min(_TICK_S, seconds_left))
                 progress(job.done_count, job.total)
@@ -343,7 +343,7 @@ class TranscriptSearch:
             job.future.result()
         return len(self._find_visible_threads(visible, is_unindexed=True))
 
-    def _get_indexing_job(
+    def _get_or_start_indexing_job(
         self, owner: Hashable, threads: Mapping[str, ListedThread]
     ) -> _IndexingJob:
         """Return the job that is currently indexing an owner's threads.

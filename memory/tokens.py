@@ -29,7 +29,7 @@ from perdure.memory.token_estimates import (
     count_voice_tokens,
     estimate_text_tokens,
 )
-from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
+from perdure.memory.usage import is_same_model, read_model_name, read_reported_output_tokens
 
 # Import these modules only for type checking. Importing them at runtime would take a second, and
 # they are not needed to estimate the tokens of a text.
@@ -190,7 +190,7 @@ class TokenCounter:
             system_prompt = SystemMessage(system_prompt)
         return self.count_message(system_prompt)
 
-    def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
+    def scale_to_reported_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return a copy of the counter with estimates scaled to the usage reported in `messages`.
 
         Only the responses of one model are used to compute the scale factor: the counter's `model`
@@ -200,7 +200,7 @@ class TokenCounter:
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
-        answers = [m for m in messages if get_role(m) == "ai" and read_answer_tokens(m)]
+        answers = [m for m in messages if get_role(m) == "ai" and read_reported_output_tokens(m)]
         if not answers and self.scale == 1.0:
             return self
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -223,7 +223,9 @@ class TokenCounter:
             return 1.0
         estimated = self.count_message(message) - _FRAME
         return (
-            max(1.0, read_answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
+            max(1.0, read_reported_output_tokens(message) / estimated)
+            if estimated >= _MIN_MEASURED
+            else 1.0
         )
 
     def _count_tool_call_tokens(self, message: Any) -> int:
@@ -302,7 +304,7 @@ def count_tokens(
     from perdure.memory.nodes import convert_values_to_messages
 
     converted = convert_values_to_messages(messages, "the messages")
-    fitted = token_counter(counter).scale_to_usage(converted)
+    fitted = token_counter(counter).scale_to_reported_usage(converted)
     return ceil(fitted.count_request_tokens(converted, fitted.count_tools(tools)))
 
 

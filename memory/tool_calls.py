@@ -215,7 +215,11 @@ def rewrite_tool_calls(
     # `tool_calls`, and `entries[True]` becomes `invalid_tool_calls`.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
-        entry = None if position in removed_positions else _build_tool_call_entry(message, call)
+        entry = (
+            None
+            if position in removed_positions
+            else _build_tool_calls_entry_or_none(message, call)
+        )
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
             entries[call.kind == "unparsed"].append(entry)
@@ -318,7 +322,7 @@ def remove_stray_result_blocks(
     return message.model_copy(update={"content": content})
 
 
-def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
+def _build_tool_calls_entry_or_none(message: AIMessage, call: Call) -> Any:
     """Build the `tool_calls` or `invalid_tool_calls` entry for a tool call.
 
     Return None if the call belongs in neither of these two lists, for example because the provider

@@ -148,7 +148,7 @@ class Trim(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return `model_input`, trimmed to fit into the token budget."""
-        return self._fit_to_budget(
+        return self._trim_to_budget(
             replace(
                 model_input, turns=_remove_messages_after_last_of_type(model_input.turns, self.ends)
             )
@@ -174,7 +174,7 @@ class Trim(MessagesNode):
             # Do not add the line that states how many steps were omitted, because it would change a
             # message that remains in the state.
             node._adds_omitted_steps_line = False
-            fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
+            fits = node._trim_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
                 rest += [message for message in messages if get_role(message) == "system"]
@@ -185,7 +185,7 @@ class Trim(MessagesNode):
 
         return await build_effect_that_calls_function_in_thread(build_update)
 
-    def _fit_to_budget(self, model_input: ModelInput) -> ModelInput:
+    def _trim_to_budget(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input`, trimmed to fit into the token budget."""
         if not self.include_system:
             model_input = replace(model_input, system=None)
@@ -203,17 +203,19 @@ class Trim(MessagesNode):
         kept.
         """
         counter = self.counter
-        fitting = self._trim_to_budget(model_input, counter)
+        fitting = self._trim_to_budget_in_one_pass(model_input, counter)
         while True:
             turns = list(fitting.turns)
             fitting = replace(fitting, turns=iter(turns))
-            scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
+            scaled = self.counter.scale_to_reported_usage(
+                replace(fitting, turns=iter(turns)).to_messages()
+            )
             if scaled.scale <= counter.scale:
                 return fitting
             # The token usage reported in the selected responses shows that the estimates were too
             # low. Trim the selected messages again, with a larger scale factor.
             counter = scaled
-            fitting = self._trim_to_budget(fitting, counter)
+            fitting = self._trim_to_budget_in_one_pass(fitting, counter)
 
     def _trim_to_budget_by_counting_whole_requests(self, model_input: ModelInput) -> ModelInput:
         """Trim `model_input` to the budget, counting the tokens of whole requests.
@@ -235,7 +237,9 @@ class Trim(MessagesNode):
 
         def pack_turns(reserve: float) -> tuple[ModelInput, list[Turn]]:
             everything = replace(model_input, turns=iter(turns))
-            fitting = self._trim_to_budget(everything, self.counter, reserve, measure_cached)
+            fitting = self._trim_to_budget_in_one_pass(
+                everything, self.counter, reserve, measure_cached
+            )
             return fitting, list(fitting.turns)
 
         def count_excess(selection: tuple[ModelInput, list[Turn]]) -> float:
@@ -252,7 +256,7 @@ class Trim(MessagesNode):
         )
         return replace(fitting, turns=iter(selected_turns))
 
-    def _trim_to_budget(
+    def _trim_to_budget_in_one_pass(
         self,
         model_input: ModelInput,
         counter: TokenCounter,
@@ -462,9 +466,11 @@ def select_turns(
         return TurnSelection([Turn(required, newest.messages)], required, -remaining, left_out)
     middle_steps, older, room = [Turn([unit], ()) for unit in later_units], list[Turn](), remaining
     if strategy == "first":
-        older, remaining = _take_fitting_turns(reversed([*model_input.turns]), remaining, measure)
+        older, remaining = _take_fitting_turns_and_get_unused_tokens(
+            reversed([*model_input.turns]), remaining, measure
+        )
         room -= sum(_count_unit_tokens(turn.units, measure) for turn in older)
-    steps, remaining = _take_fitting_turns(
+    steps, remaining = _take_fitting_turns_and_get_unused_tokens(
         middle_steps if strategy == "first" else reversed(middle_steps), remaining, measure
     )
     first_units, left_out = opening, len(middle_steps) - len(steps)
@@ -476,7 +482,9 @@ def select_turns(
     if strategy == "first":
         older.reverse()
     else:
-        older, remaining = _take_fitting_turns(model_input.turns, remaining, measure, start_on)
+        older, remaining = _take_fitting_turns_and_get_unused_tokens(
+            model_input.turns, remaining, measure, start_on
+        )
         steps.reverse()
     units = [*first_units, *(part.units[0] for part in steps), *required[len(opening) :]]
     return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
@@ -520,27 +528,27 @@ def _has_question(units: list[Unit]) -> bool:
     return bool(units) and get_role(units[0][0]) == "human"
 
 
-def _take_fitting_turns(
-    turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
+def _take_fitting_turns_and_get_unused_tokens(
+    turns: Iterable[Turn], remaining_tokens: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """Return the leading turns that fit into `remaining` tokens, and the number of unused tokens.
+    """Return the leading turns that fit into `remaining_tokens`, and the number of unused tokens.
 
     The number of unused tokens is negative if not all turns fit.
     """
     selected: list[Turn] = []
-    for turn in turns if remaining >= 0 else ():
+    for turn in turns if remaining_tokens >= 0 else ():
         cost = _count_unit_tokens(turn.units, measure)
-        if cost > remaining:
+        if cost > remaining_tokens:
             if start_on is None:
                 costs = accumulate(
                     _count_unit_tokens([unit], measure) for unit in reversed(turn.units)
                 )
-                end = bisect_right(list(costs), remaining)
+                end = bisect_right(list(costs), remaining_tokens)
                 selected += [turn._replace(units=turn.units[-end:])] if end else []
             return selected, -1
-        remaining -= cost
+        remaining_tokens -= cost
         selected.append(turn)
-    return selected, remaining
+    return selected, remaining_tokens
 
 
 def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:

@@ -27,7 +27,7 @@ _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:la
 _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
-def read_request_tokens(message: BaseMessage) -> int:
+def read_reported_total_tokens(message: BaseMessage) -> int:
     """Return the total number of tokens in a request and its response.
 
     Return 0 if the response reports no token usage.
@@ -47,7 +47,7 @@ def read_request_tokens(message: BaseMessage) -> int:
     return total if sent and total <= _MAX_TOKENS else 0
 
 
-def read_answer_tokens(message: BaseMessage) -> int:
+def read_reported_output_tokens(message: BaseMessage) -> int:
     """Return the output token count, excluding reasoning tokens, or 0 if it is not reported."""
     usage = _read_usage(message)
     if not usage:

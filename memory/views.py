@@ -190,7 +190,7 @@ class ModelView:
         access to this property counts the tokens again.
         """
         totals: dict[str, int] = {}
-        counter = _create_token_counter(self.model).scale_to_usage(self.messages)
+        counter = _create_token_counter(self.model).scale_to_reported_usage(self.messages)
         for part, tokens in (
             *_iter_part_names_with_token_counts(self.messages, counter),
             ("tools", self.tools),

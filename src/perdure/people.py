@@ -300,7 +300,7 @@ class _PersonErasure:
             self._count("webhooks", run_id)
         self._erase_items_of_person(threads, dry_run=True)
         for thread_id in threads:
-            self._count_objects_in_thread(thread_id)
+            self._add_thread_contents_to_counts(thread_id)
         return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
@@ -395,11 +395,11 @@ class _PersonErasure:
     def _erase_thread(self, thread_id: str, timeout_s: float) -> None:
         """Erase a thread under its lock."""
         with self.saver.lock(thread_id, timeout_s=timeout_s):
-            self._count_objects_in_thread(thread_id)
+            self._add_thread_contents_to_counts(thread_id)
             self.hashes |= {*self.rows.erase_thread(thread_id).hashes}
 
-    def _count_objects_in_thread(self, thread_id: str) -> None:
-        """Count the objects in a thread."""
+    def _add_thread_contents_to_counts(self, thread_id: str) -> None:
+        """Add the thread, its runs, checkpoints and messages to `self.counts`."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
         # `Checkpointer.thread` raises UnknownThread if a thread has no checkpoint.
@@ -434,8 +434,10 @@ class _PersonErasure:
             crons, crons_elsewhere = self.rows.list_own_crons_and_crons_on_other_threads(
                 own_threads
             )
-            quoting_threads, cron_threads = self._find_ids_of_threads_quoting_person_and_crons(
-                threads, item_namespaces, crons
+            quoting_threads, cron_threads = (
+                self._find_threads_quoting_person_and_threads_quoting_crons(
+                    threads, item_namespaces, crons
+                )
             )
             runs_elsewhere = self.rows.list_own_runs_on_threads_of_others(own_threads)
             kept_parts += [
@@ -466,9 +468,9 @@ class _PersonErasure:
             ]
         return tuple(part for part in kept_parts if part.count)
 
-    def _find_ids_of_threads_quoting_person_and_crons(
+    def _find_threads_quoting_person_and_threads_quoting_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
-    ) -> list[tuple[str, ...]]:
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Find other people's threads that contain text from the person or from the person's crons.
 
         The search covers texts that the person wrote, but not texts that other people sent in the
@@ -488,7 +490,10 @@ class _PersonErasure:
         )
         finders = [QuotationFinder(texts), QuotationFinder(cron_texts)]
         other_threads = self.rows.iter_thread_ids_except(frozenset(threads))
-        return find_ids_of_quoting_threads_for_each_finder(self.saver, other_threads, finders)
+        quoting_threads, cron_threads = find_ids_of_quoting_threads_for_each_finder(
+            self.saver, other_threads, finders
+        )
+        return quoting_threads, cron_threads
 
     def _iter_items_of_others_extracted_from_threads(
         self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces

@@ -19,7 +19,7 @@ from perdure.memory.summary import (
     Summarize,
     Summary,
     SummaryState,
-    add_summary,
+    add_summary_to_system_message,
     separate_summary_from_messages,
     summarize,
 )
@@ -78,7 +78,7 @@ def build_chat_graph(
 
 def present_messages(messages: Any, summary: Summary | None) -> list[Any]:
     """Return the messages as the model gets them with a summary."""
-    return add_summary(
+    return add_summary_to_system_message(
         ModelInput.from_messages(separate_summary_from_messages(messages)[1]), summary
     ).to_messages()
 

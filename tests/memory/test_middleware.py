@@ -203,7 +203,7 @@ class RecordingCounter(TokenCounter):
             self.counted.append([tool.name for tool in tools])
         return super().count_tools(tools)
 
-    def scale_to_usage(self, messages: Any) -> Any:
+    def scale_to_reported_usage(self, messages: Any) -> Any:
         return self
 
 

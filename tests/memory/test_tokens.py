@@ -341,7 +341,7 @@ def test_request_estimate_is_scaled_to_reported_usage() -> None:
 
     assert (
         count_tokens(talk)
-        == count_request_tokens(ESTIMATE.scale_to_usage(talk), talk)
+        == count_request_tokens(ESTIMATE.scale_to_reported_usage(talk), talk)
         > count_request_tokens(ESTIMATE, talk)
     )
     assert count_tokens([]) == ESTIMATE.request_overhead
@@ -364,7 +364,7 @@ def test_token_counter_keeps_counter_and_wraps_callable_for_lists() -> None:
     assert counter.count_message(talk[0]) == 7
     assert count_request_tokens(counter, talk) == count_tokens(talk, count) == 14
     assert counter.count_text("x") == counter.count_tools([WEATHER_TOOL]) == 7
-    assert counter.scale_to_usage(talk) is counter
+    assert counter.scale_to_reported_usage(talk) is counter
 
 
 def test_callable_may_count_single_message() -> None:
@@ -472,10 +472,10 @@ def test_estimate_is_scaled_to_largest_reported_usage() -> None:
         make_answer_with_usage(LONG, 2 * base),
         make_answer_with_usage(LONG, base),
     ]
-    scaled = ESTIMATE.scale_to_usage(talk)
+    scaled = ESTIMATE.scale_to_reported_usage(talk)
 
     assert scaled.count_text(LONG) == 2 * base
-    assert scaled.scale_to_usage([]).count_text(LONG) == base
+    assert scaled.scale_to_reported_usage([]).count_text(LONG) == base
 
 
 @pytest.mark.parametrize(
@@ -489,11 +489,11 @@ def test_estimate_is_scaled_to_largest_reported_usage() -> None:
     ],
 )
 def test_short_small_or_reasoning_answers_do_not_scale_estimate(message: AIMessage) -> None:
-    assert ESTIMATE.scale_to_usage([message]).count_text(LONG) == ESTIMATE.count_text(LONG)
+    assert ESTIMATE.scale_to_reported_usage([message]).count_text(LONG) == ESTIMATE.count_text(LONG)
 
 
 def test_estimate_is_scaled_by_at_most_four() -> None:
-    assert ESTIMATE.scale_to_usage([make_answer_with_usage(LONG, 10**6)]).count_text(
+    assert ESTIMATE.scale_to_reported_usage([make_answer_with_usage(LONG, 10**6)]).count_text(
         LONG
     ) == 4 * ESTIMATE.count_text(LONG)
 
@@ -503,9 +503,9 @@ def test_omitting_messages_never_increases_scale(
     conversation: list[AIMessage], data: st.DataObject, text: str
 ) -> None:
     remaining = [m for m in conversation if data.draw(st.booleans())]
-    fewer = ESTIMATE.scale_to_usage(remaining)
+    fewer = ESTIMATE.scale_to_reported_usage(remaining)
 
-    assert fewer.count_text(text) <= ESTIMATE.scale_to_usage(conversation).count_text(text)
+    assert fewer.count_text(text) <= ESTIMATE.scale_to_reported_usage(conversation).count_text(text)
     assert fewer.count_text(text) >= ESTIMATE.count_text(text)
 
 

@@ -15,9 +15,9 @@ from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.tokens import token_counter
 from perdure.memory.usage import (
     is_same_model,
-    read_answer_tokens,
     read_model_name,
-    read_request_tokens,
+    read_reported_output_tokens,
+    read_reported_total_tokens,
 )
 
 ESTIMATE = token_counter("approximate")
@@ -65,20 +65,23 @@ def make_answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMes
 )
 def test_request_size_is_reported_input_plus_output(usage: Any, tokens: int) -> None:
     """A report without a size, or with an impossible size, is ignored."""
-    assert read_request_tokens(make_answer(usage)) == tokens
+    assert read_reported_total_tokens(make_answer(usage)) == tokens
 
 
 def test_usage_of_human_message_is_ignored() -> None:
-    assert read_request_tokens(HumanMessage("a", usage_metadata={"input_tokens": 9})) == 0
+    assert read_reported_total_tokens(HumanMessage("a", usage_metadata={"input_tokens": 9})) == 0
 
 
 def test_reasoning_tokens_do_not_count_as_answer() -> None:
     """Providers do not get them back with the next request."""
     usage = {"input_tokens": 1, "output_tokens": 90, "output_token_details": {"reasoning": 70}}
 
-    assert read_answer_tokens(make_answer(usage)) == 20
-    assert read_answer_tokens(make_answer({"output_tokens": 5, "output_token_details": None})) == 5
-    assert read_answer_tokens(make_answer({"output_tokens": "5"})) == 0
+    assert read_reported_output_tokens(make_answer(usage)) == 20
+    assert (
+        read_reported_output_tokens(make_answer({"output_tokens": 5, "output_token_details": None}))
+        == 5
+    )
+    assert read_reported_output_tokens(make_answer({"output_tokens": "5"})) == 0
 
 
 @pytest.mark.parametrize(
@@ -127,11 +130,11 @@ def test_estimate_is_scaled_by_model_of_newest_answer() -> None:
         make_answer_with_scale(2, "gpt-x"),
     ]
 
-    assert ESTIMATE.scale_to_usage(conversation).scale == 2
-    assert ESTIMATE.scale_to_usage([*conversation, HumanMessage("and?")]).scale == 2
-    assert ESTIMATE.scale_to_usage(conversation[::-1]).scale == 3
+    assert ESTIMATE.scale_to_reported_usage(conversation).scale == 2
+    assert ESTIMATE.scale_to_reported_usage([*conversation, HumanMessage("and?")]).scale == 2
+    assert ESTIMATE.scale_to_reported_usage(conversation[::-1]).scale == 3
     assert (
-        ESTIMATE.scale_to_usage(
+        ESTIMATE.scale_to_reported_usage(
             [make_answer_with_scale(2, None), make_answer_with_scale(1, "gpt-x")]
         ).scale
         == 2
@@ -144,11 +147,21 @@ def test_counter_for_model_is_scaled_only_by_answers_of_that_model() -> None:
         make_answer_with_scale(2, "gpt-x-2026-01-01"),
     ]
 
-    assert ESTIMATE.with_calibration_for_model("claude-x").scale_to_usage(conversation).scale == 3
-    assert ESTIMATE.with_calibration_for_model("gpt-x").scale_to_usage(conversation).scale == 2
-    assert ESTIMATE.with_calibration_for_model("other").scale_to_usage(conversation).scale == 1
     assert (
-        ESTIMATE.with_calibration_for_model("gpt-x").scale_to_usage(conversation).model == "gpt-x"
+        ESTIMATE.with_calibration_for_model("claude-x").scale_to_reported_usage(conversation).scale
+        == 3
+    )
+    assert (
+        ESTIMATE.with_calibration_for_model("gpt-x").scale_to_reported_usage(conversation).scale
+        == 2
+    )
+    assert (
+        ESTIMATE.with_calibration_for_model("other").scale_to_reported_usage(conversation).scale
+        == 1
+    )
+    assert (
+        ESTIMATE.with_calibration_for_model("gpt-x").scale_to_reported_usage(conversation).model
+        == "gpt-x"
     )
     assert ESTIMATE.model is None
 
@@ -156,7 +169,7 @@ def test_counter_for_model_is_scaled_only_by_answers_of_that_model() -> None:
 @pytest.mark.parametrize("usage", [None, {}, {"output_tokens": None}, {"output_tokens": -1}])
 def test_answer_without_usage_does_not_scale_estimate(usage: Any) -> None:
     """Chunks of a stream may have no usage."""
-    assert ESTIMATE.scale_to_usage([make_answer(usage)]) is ESTIMATE
+    assert ESTIMATE.scale_to_reported_usage([make_answer(usage)]) is ESTIMATE
 
 
 @pytest.mark.parametrize("kind", [trim, assemble])

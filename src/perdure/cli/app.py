@@ -348,7 +348,7 @@ class CommandDatabase:
         from perdure.checkpointers import open_checkpointer
 
         direct = {"direct": self.direct_dsn} if self.direct_dsn else {}
-        return self._open_component(partial(open_checkpointer, **direct, **options))
+        return self._open_checkpointer_or_store(partial(open_checkpointer, **direct, **options))
 
     @cached_property
     def store(self) -> WholeStore:
@@ -356,11 +356,11 @@ class CommandDatabase:
         from perdure.stores import open_store
 
         if self.settings.graphs is None:
-            return self._open_component(open_store)
+            return self._open_checkpointer_or_store(open_store)
         from perdure.graphs.langgraph_json import LanggraphFile
 
         options = LanggraphFile.read(self.settings.graphs).import_store_options()
-        return self._open_component(partial(open_store, **options))
+        return self._open_checkpointer_or_store(partial(open_store, **options))
 
     @property
     def config(self) -> RunnableConfig:
@@ -398,7 +398,7 @@ class CommandDatabase:
             raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or remove --facts")
         return ModelExtractor(model)
 
-    def _open_component(self, open_component: Callable[..., Component]) -> Component:
+    def _open_checkpointer_or_store(self, open_component: Callable[..., Component]) -> Component:
         """Open the checkpointer or the store.
 
         A file that cannot be opened for writing is opened read-only, if the command allows it.

@@ -319,7 +319,7 @@ def format_code_block(code: str, language: str = "") -> str:
 # -- JSON values in a file
 
 
-def iter_numbered_json_values(text: str) -> Iterator[tuple[int, Any]]:
+def iter_json_values_with_positions(text: str) -> Iterator[tuple[int, Any]]:
     """Yield the values in a JSON array or in a sequence of JSON values such as JSON Lines.
 
     Yields:

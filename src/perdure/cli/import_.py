@@ -403,7 +403,7 @@ class _ConversationFilesReader:
         Return None if the text contains at least one conversation. Otherwise, return the reason why
         the text contains no conversation, or "" if the reason is unknown.
         """
-        from perdure.cli.conversation import MalformedPart, Problem, iter_numbered_json_values
+        from perdure.cli.conversation import MalformedPart, Problem, iter_json_values_with_positions
         from perdure.cli.import_agents import SessionsReader
         from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import JsonLinesReader
@@ -415,7 +415,7 @@ class _ConversationFilesReader:
         )
         parts = _FileParts(file, JsonLinesReader(file), SessionsReader(file), self, ArchiveLines())
         self._files.append(parts)
-        for number, value in iter_numbered_json_values(text):
+        for number, value in iter_json_values_with_positions(text):
             try:
                 if isinstance(value, MalformedPart):
                     raise value

@@ -185,7 +185,7 @@ async def _find_runs(
         for row, _ in page:
             row_thread_id = row.live.thread_id
             if user is not None and row_thread_id not in persons:
-                persons[row_thread_id] = await _find_person(database, row_thread_id)
+                persons[row_thread_id] = await _find_person_of_thread(database, row_thread_id)
             if user is None or user == (row.details.get("person") or persons[row_thread_id]):
                 matches.append(row)
         offset += limit
@@ -194,7 +194,7 @@ async def _find_runs(
     return matches[:limit]
 
 
-async def _find_person(database: CommandDatabase, thread_id: str) -> str:
+async def _find_person_of_thread(database: CommandDatabase, thread_id: str) -> str:
     """Return the id of the person to whom a thread belongs, or "" if it belongs to nobody."""
     from perdure.checkpointers.thread_list import ThreadList
     from perdure.cli.threads import find_person_of_thread
@@ -258,7 +258,7 @@ async def _find_crons_with_persons(
     for cron in await CronTable(database.saver).list_crons():
         person: str = cron.content.get("acting_for") or cron.content["user"]
         if cron.thread_id is not None:
-            person = await _find_person(database, cron.thread_id) or person
+            person = await _find_person_of_thread(database, cron.thread_id) or person
         if thread_id in (None, cron.thread_id) and user in (None, person):
             matches.append((cron, person))
     return sorted(matches, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))
