@@ -153,7 +153,9 @@ class Background:
                 return self
             try:
                 works = self._get_queue().run_worker_and_yield_lost_jobs(
-                    self.workers, self._run_job, self._queue_all_threads_and_get_job_keys
+                    self.workers,
+                    self._run_job_and_get_result,
+                    self._queue_all_threads_and_get_job_keys,
                 )
                 for job in self._stack.enter_context(works):
                     self._record_failure(job, _WORKER_LOST_ERROR)
@@ -346,7 +348,7 @@ class Background:
                 count,
             )
 
-    def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
+    def _run_job_and_get_result(self, job: ExtractionJob) -> dict[str, Any]:
         """Extract the memories of a thread.
 
         Return the job's result as a dict, which DBOS stores. Errors are recorded as failures of the
@@ -357,7 +359,7 @@ class Background:
             return result
         self._running.add(job.key)
         try:
-            if (report := self._extract_within_time_limit(job)) is not None:
+            if (report := self._extract_and_get_report_within_time_limit(job)) is not None:
                 result["report"] = report
                 # If another worker has already extracted memories from the thread, the report's
                 # message count is 0.
@@ -370,7 +372,9 @@ class Background:
             self._running.discard(job.key)
         return result
 
-    def _extract_within_time_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
+    def _extract_and_get_report_within_time_limit(
+        self, job: ExtractionJob
+    ) -> dict[str, Any] | None:
         """Extract memories in a separate OS thread, with a time limit of `Pace.limit_s` seconds.
 
         Returns:

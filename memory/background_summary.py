@@ -210,9 +210,13 @@ class BackgroundSummaries:
             if _wait_for_run_end_unless_rescheduled(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
-        self._pool.submit_without_result(partial(self._run_job, key, job, summarize_after_run))
+        self._pool.submit_without_result(
+            partial(self._run_summary_job, key, job, summarize_after_run)
+        )
 
-    def _run_job(self, thread_key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
+    def _run_summary_job(
+        self, thread_key: tuple[int, str], job: object, work: Callable[[], None]
+    ) -> None:
         """Call `work`, log any error that it raises, and remove the job."""
         try:
             work()

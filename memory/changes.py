@@ -186,7 +186,7 @@ async def plan_and_write_with_namespace_lock(
     # Stores opened on the same file share one database object, and therefore one lock per
     # namespace. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
-    locks, lock = _get_namespace_locks(os.getpid()), None
+    locks, lock = _get_namespace_locks_of_process(os.getpid()), None
     # Continue without the lock if waiting for it timed out, or if the caller already holds it.
     with suppress(AlreadyLocked, StorageUnavailable):
         lock = await Effect(
@@ -201,7 +201,7 @@ async def plan_and_write_with_namespace_lock(
 
 
 @cache
-def _get_namespace_locks(process_id: int) -> Locks:
+def _get_namespace_locks_of_process(process_id: int) -> Locks:
     """Return the locks of the process with the given process id.
 
     A forked child process gets its own locks instead of inheriting those of its parent.
@@ -630,7 +630,7 @@ class MemoryWriter:
             puts_of_change_counter = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )
-            previous = await self._get_existing(key)
+            previous = await self._get_existing_memory(key)
             if if_version not in (None, previous.version):
                 raise VersionConflict(
                     f"the memory {key!r} is at version {previous.version}, not {if_version!r}; "
@@ -654,7 +654,7 @@ class MemoryWriter:
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
             """Build the plan that deletes the memory and adds tombstones for its versions."""
-            memory = await self._get_existing(key)
+            memory = await self._get_existing_memory(key)
             puts = [build_removal(self.namespace, key, memory.version)]
             if not with_tombstones:
                 return ChangePlan(puts, [Outcome("deleted", key, NO_TOMBSTONE_REASON)])
@@ -752,7 +752,7 @@ class MemoryWriter:
             await plan_and_write_with_namespace_lock(self.adapter, self.namespace, plan)
         ).outcomes[0]
 
-    async def _get_existing(self, key: str) -> Memory:
+    async def _get_existing_memory(self, key: str) -> Memory:
         """Return the memory under a key.
 
         Raises:
@@ -774,7 +774,7 @@ class MemoryWriter:
         return Candidate(memory_value[TEXT], kind, fields, provenance, role, True, self.by_model)
 
 
-def complete_provenance(
+def fill_provenance_defaults(
     config: RunnableConfig | None, provenance: Provenance | None = None
 ) -> Provenance:
     """Return the provenance of a memory, with defaults for missing values.

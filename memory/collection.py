@@ -29,7 +29,7 @@ from perdure.memory.changes import (
     MemoryWriter,
     build_unknown_memory_error,
     check_memory_schema,
-    complete_provenance,
+    fill_provenance_defaults,
 )
 from perdure.memory.gate import (
     Gate,
@@ -145,7 +145,7 @@ class Collection:
             ConfigurationError: Another memory has the key.
         """
         return await self.build_writer(config).insert(
-            memory, complete_provenance(config, provenance), key
+            memory, fill_provenance_defaults(config, provenance), key
         )
 
     async def _update(
@@ -170,7 +170,7 @@ class Collection:
             UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is not at `if_version`.
         """
-        source = complete_provenance(config, provenance)
+        source = fill_provenance_defaults(config, provenance)
         writer = self.build_writer(config)
         return await writer.replace(key, memory, source, "updated", if_version=if_version)
 
@@ -201,7 +201,10 @@ class Collection:
             UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is not at `if_version`.
         """
-        until, complete = at and check_datetime("at", at), complete_provenance(config, provenance)
+        until, complete = (
+            at and check_datetime("at", at),
+            fill_provenance_defaults(config, provenance),
+        )
         return await self.build_writer(config).replace(
             key, memory, complete, "superseded", until, if_version
         )
@@ -429,7 +432,9 @@ async def _remember(
         config: See `Collection`.
     """
     writer = Collection(store, namespace, kind=kind).build_writer(config)
-    return await writer.insert(memory, complete_provenance(config, provenance), key, "superseded")
+    return await writer.insert(
+        memory, fill_provenance_defaults(config, provenance), key, "superseded"
+    )
 
 
 async def _forget(
@@ -528,14 +533,14 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
     if not versions:
         raise build_unknown_memory_error(namespace, key)
     tombstones = _build_distinct_tombstones(versions)
-    are_written = await _try_writing_tombstones(adapter, tombstones)
+    are_written = await _write_tombstones_if_store_has_room(adapter, tombstones)
     receipt = await erase_items(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     receipt += await _erase_quarantine_entries(
         adapter, build_namespace_of_notes_about_memories(QUARANTINE, namespace), key, texts
     )
-    if not are_written and not (await _try_writing_tombstones(adapter, tombstones)):
+    if not are_written and not (await _write_tombstones_if_store_has_room(adapter, tombstones)):
         _LOG.warning("the memory %r in %r was erased, but %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
@@ -661,7 +666,9 @@ def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
-async def _try_writing_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
+async def _write_tombstones_if_store_has_room(
+    adapter: StoreAdapter, tombstones: list[PutItem]
+) -> bool:
     """Try to write tombstones, and return whether the store had room for all of them."""
     try:
         await adapter.write(await add_stored_message_ids_to_tombstones(adapter, tombstones))

@@ -145,7 +145,7 @@ def find_largest_message_selection_within_budget(
     )
 
 
-def find_counting_method(model: Any) -> Callable[..., Any] | None:
+def find_token_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method for counting message tokens, or None if it has none.
 
     Token-counting methods defined in LangChain's own packages are ignored, because they download a

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from perdure.effects import build_async_function, build_blocking_function
 from perdure.errors import InvalidValue
-from perdure.memory.changes import complete_provenance
+from perdure.memory.changes import fill_provenance_defaults
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance, check_whole_number
@@ -129,7 +129,7 @@ class ExampleSelector(BaseExampleSelector):
         value = writer.build_memory_value(fields)
         identity = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=10)
-        source = complete_provenance(config, provenance)
+        source = fill_provenance_defaults(config, provenance)
         return await writer.insert(fields, source, f"episode-{digest.hexdigest()}", "updated")
 
     async def _find_examples(

@@ -259,7 +259,9 @@ class Gate:
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
         """Judge a candidate only by its text and fields, without reading from the store."""
-        refusal = _find_text_refusal(candidate) or _find_size_refusal(candidate)
+        refusal = _refuse_candidate_if_text_invalid(candidate) or _refuse_candidate_if_too_large(
+            candidate
+        )
         if refusal is not None:
             return refusal
         verdict = self.sensitive.judge(candidate)
@@ -528,7 +530,7 @@ def _refuse_facts_that_repeat_earlier_candidate(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", "another candidate says the same", key)
 
 
-def _find_text_refusal(candidate: Candidate) -> Verdict | None:
+def _refuse_candidate_if_text_invalid(candidate: Candidate) -> Verdict | None:
     """Return the verdict that refuses an invalid text, or None if the text is valid."""
     text = candidate.text
     if not isinstance(text, str):
@@ -552,7 +554,7 @@ def _find_text_refusal(candidate: Candidate) -> Verdict | None:
     return None
 
 
-def _find_size_refusal(candidate: Candidate) -> Verdict | None:
+def _refuse_candidate_if_too_large(candidate: Candidate) -> Verdict | None:
     """Return the verdict that refuses a candidate if it is too large, or None if it is not."""
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:

@@ -566,11 +566,13 @@ class ModelExtractor:
         profiles, instructions = [], ""
         for profile in self.profiles:
             handle = profile.get_item_handle(scope.config)
-            _check_same_store(handle.adapter.store, scope, "the profile")
+            _check_store_matches_memory_store(handle.adapter.store, scope, "the profile")
             profiles.append(await profile.read_state(handle))
         if self.learn is not None:
             instructions_handle = self.learn.get_item_handle(scope.config)
-            _check_same_store(instructions_handle.adapter.store, scope, "the instructions")
+            _check_store_matches_memory_store(
+                instructions_handle.adapter.store, scope, "the instructions"
+            )
             instructions = (await self.learn.read_version(instructions_handle)).text
         return _PromptContext(
             {f"m{i}": memory for i, memory in enumerate(similar_facts, 1)}, profiles, instructions
@@ -682,7 +684,7 @@ def _group_changes_by_profile(
     return [(state, by_name[state.name]) for state in states if state.name in by_name]
 
 
-def _check_same_store(store: Any, scope: Scope, description: str) -> None:
+def _check_store_matches_memory_store(store: Any, scope: Scope, description: str) -> None:
     """Check that the profile or instructions use the same store as the memories.
 
     Raises:

@@ -138,7 +138,7 @@ def _render_memory_explanation(memory: Memory) -> str:
     return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
-def resolve_namespace_options(
+def resolve_namespace_or_namespaces_option(
     namespace: Labels, namespaces: Sequence[Sequence[str]] | None
 ) -> Labels:
     """Return the option `namespaces`, or the option `namespace` if `namespaces` is None.
@@ -197,7 +197,7 @@ class MemorySearch:
         all_below: int | None = None,
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        namespace = resolve_namespace_options(namespace, namespaces)
+        namespace = resolve_namespace_or_namespaces_option(namespace, namespaces)
         label_lists = wrap_single_namespace_in_list(namespace)
         self._templates = [Template(labels, shared=True) for labels in label_lists]
         expected = "a list of kinds, like ['fact'], or None"
@@ -503,7 +503,9 @@ def merge_rankings_by_reciprocal_rank(
         key=lambda entry: sum(1 / (_FUSION_CONSTANT + rank) for rank in entry[1].values()),
         reverse=True,
     )
-    memories = _rank_facts_first(_remove_source_turns([memory for memory, _ in sorted_entries]))
+    memories = _rank_facts_first(
+        _remove_turns_ranked_below_extracted_memories([memory for memory, _ in sorted_entries])
+    )
     return _remove_superseded(memories, limit)[:limit]
 
 
@@ -539,7 +541,7 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
     return [(source.thread_id, id) for id in source.message_ids] if source else []
 
 
-def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
+def _remove_turns_ranked_below_extracted_memories(memories: Sequence[Memory]) -> list[Memory]:
     """Remove each turn that ranks below a memory that was extracted from that turn alone.
 
     A memory that was extracted from a single turn has the same source messages as that turn.

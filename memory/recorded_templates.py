@@ -66,11 +66,11 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
             recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
-                    await _record_template_in_store(store, labels)
+                    await _record_namespace_template(store, labels)
                 recorded.add((scope_prefix, labels))
 
 
-async def _record_template_in_store(store: BaseStore, template_labels: Namespace) -> None:
+async def _record_namespace_template(store: BaseStore, template_labels: Namespace) -> None:
     """Record a template in the store, unless it is already recorded there.
 
     The record never expires.

@@ -57,7 +57,7 @@ from perdure.stores.text import (
     detect_language,
     extract_query_words_with_stems,
     find_nearest_words,
-    is_misspellable,
+    is_eligible_for_spelling_correction,
     iter_stems,
     tokenize,
 )
@@ -513,7 +513,7 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         detect_language(text),
     )
     wanted_words = {*query_words, *query_words.values()}
-    for word in filter(is_misspellable, wanted_words - text_words):
+    for word in filter(is_eligible_for_spelling_correction, wanted_words - text_words):
         wanted_words |= {*find_nearest_words(word, text_words)}
     for run in _WORD.finditer(text):
         parts = tokenize(run[0])

@@ -22,7 +22,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, get_role, has_block_of_type
-from perdure.memory.counting_functions import CountingFunction, find_counting_method
+from perdure.memory.counting_functions import CountingFunction, find_token_counting_method
 from perdure.memory.options import check_instance
 from perdure.memory.token_estimates import (
     count_block_tokens,
@@ -281,7 +281,7 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
     from langchain_core.language_models import BaseLanguageModel
 
     if isinstance(model, BaseLanguageModel):
-        name, method = get_model_name(model), find_counting_method(model)
+        name, method = get_model_name(model), find_token_counting_method(model)
         if method is not None:
             return TokenCounter(function=method, model=name)
         return TokenCounter(_find_encoding_name(_describe_model(model)), tools=tools, model=name)

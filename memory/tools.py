@@ -45,7 +45,7 @@ from perdure.memory.recall import (
     NAMESPACE,
     Labels,
     merge_rankings_by_reciprocal_rank,
-    resolve_namespace_options,
+    resolve_namespace_or_namespaces_option,
     wrap_single_namespace_in_list,
 )
 from perdure.memory.records import (
@@ -243,7 +243,9 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE_DESCRIPTION)),
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
-    label_lists = wrap_single_namespace_in_list(resolve_namespace_options(namespace, namespaces))
+    label_lists = wrap_single_namespace_in_list(
+        resolve_namespace_or_namespaces_option(namespace, namespaces)
+    )
     collections = [Collection(store, labels) for labels in label_lists]
     checked_min_score = check_min_score(min_score)
 

@@ -30,7 +30,12 @@ from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependenc
 from perdure.storage.flow import arun_flow, run_flow
 from perdure.storage.threads import ThreadPool, TimedOut, await_outcome, wait_for_outcome
 from perdure.stores.text import split_into_chunks
-from perdure.stores.vectors import Floats, Model, check_and_normalize_vectors, encode_vector_groups
+from perdure.stores.vectors import (
+    Floats,
+    Model,
+    check_and_normalize_vectors,
+    encode_vectors_by_item,
+)
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
@@ -491,7 +496,7 @@ class StoreEmbedder:
         ):
             return [None] * len(texts_by_row)
         groups = [self.split_texts(texts) for texts in texts_by_row]
-        return encode_vector_groups(
+        return encode_vectors_by_item(
             self.embed_quickly([piece for group in groups for piece in group]),
             groups,
             recorded_model,

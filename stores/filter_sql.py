@@ -309,12 +309,12 @@ class JSONLocation(NamedTuple):
         A string `key` is the name of a field in an object. An int `key` is a position in an array.
         """
         paths = tuple(
-            path + end for path in self.paths for end in self.list_json_path_suffixes_of_key(key)
+            path + end for path in self.paths for end in self.list_possible_relative_json_paths(key)
         )
         expression = build_index_expression(str(key), self.column) if is_indexed else ""
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
-    def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
+    def list_possible_relative_json_paths(self, key: str | int) -> Sequence[Any]:
         """Return the JSON path suffixes that address the member `key` of an object or array."""
         return [f"[{key}]"] if isinstance(key, int) else _build_json_path_suffixes(key)
 

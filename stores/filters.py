@@ -55,7 +55,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.values import suggest_name
+from perdure.stores.values import build_unknown_name_hint
 
 MAX_DEPTH = 32
 """Maximum levels of nesting in a filter."""
@@ -374,7 +374,7 @@ def _build_unknown_name_error(
     """
     return InvalidFilter(
         f"{_format_filter_path(path)}: unknown {kind} {_format_short_repr(name)}; "
-        f"{suggest_name(name, allowed)}"
+        f"{build_unknown_name_hint(name, allowed)}"
     )
 
 

@@ -23,7 +23,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
-from perdure.stores.values import decode_json_value, suggest_name
+from perdure.stores.values import build_unknown_name_hint, decode_json_value
 
 # number of items or namespaces read per page
 PAGE = 500
@@ -102,7 +102,7 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
             if name not in fields:
                 raise ImportFailed(
                     f"{line_name}: unknown field {name[:60]!r}{suffix}; "
-                    f"{suggest_name(name, fields)}"
+                    f"{build_unknown_name_hint(name, fields)}"
                 )
     if "value" not in line:
         raise ImportFailed(

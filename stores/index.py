@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, Seal
 from perdure.stores.namespaces import decode_namespace_path
-from perdure.stores.ranking import RowContexts, compute_neighbours_and_score_shares_of_rows
+from perdure.stores.ranking import RowContexts, build_row_contexts
 from perdure.stores.separation import (
     MAX_WORDED,
     VectorSeparation,
-    compute_separation_sample_size,
+    compute_sample_size_for_vector_separation,
     find_row_pairs_sharing_rare_word,
     measure_how_vectors_separate_related_rows,
 )
@@ -432,7 +432,7 @@ class NamespaceIndex:
         for _, owner in vector_parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
-        size = compute_separation_sample_size(int(np.count_nonzero(embedded)))
+        size = compute_sample_size_for_vector_separation(int(np.count_nonzero(embedded)))
         if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
@@ -573,9 +573,7 @@ class Candidates:
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
-        return compute_neighbours_and_score_shares_of_rows(
-            thread, self.lengths, self.rows["asks"], self.rows["at"]
-        )
+        return build_row_contexts(thread, self.lengths, self.rows["asks"], self.rows["at"])
 
 
 @dataclass(frozen=True)
@@ -615,7 +613,7 @@ class IndexView:
         """The rows of the view."""
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
-    def find_word(self, word: str) -> WordHits:
+    def find_word_hits(self, word: str) -> WordHits:
         """Return the view's rows that contain a word, with the word's term frequency in each."""
         number = self.vocabulary.get(word)
         if number is None:

@@ -46,7 +46,7 @@ from perdure.stores.namespaces import prefix_range
 from perdure.stores.puts import PutPreparer
 from perdure.stores.reading import ItemReader, Selection
 from perdure.stores.separation import VectorSeparation
-from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
+from perdure.stores.text import STOP_WORDS, find_nearest_words, is_eligible_for_spelling_correction
 from perdure.stores.vectors import Floats, Model
 
 # the word that extracted facts use to refer to the person, as in "The user likes figs"
@@ -126,7 +126,7 @@ class CandidatePool:
         """The id of each row."""
         return np.asarray(self.candidates.rows["id"])
 
-    def find_word(self, word: str, stem: str) -> WordHits:
+    def find_word_hits(self, word: str, stem: str) -> WordHits:
         """Return the rows that contain a word or its stem, with the term frequency in each row."""
         hits, stem_hits = self.terms.get(word), self.terms.get(stem)
         if hits is None or stem_hits is None or word == stem:
@@ -271,7 +271,7 @@ class Indexes:
             (path, partial(self._load_view_of_closed_versions, path, ids_of_path, state))
             for path, ids_of_path in closed_by_path.items()
         ]
-        read_views = partial(self._apply_to_nonempty_views, sources, chosen_ids)
+        read_views = partial(self._apply_function_to_nonempty_index_views, sources, chosen_ids)
         words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
@@ -288,12 +288,12 @@ class Indexes:
                 view.candidates, view.actors, threads_count, terms, cosines, view.separation
             )
 
-        pool = _merge_pools((yield from read_views(build_part)))
+        pool = _merge_candidate_pools((yield from read_views(build_part)))
         if unknown := _find_possibly_misspelt_words(pool, query):
             pool.terms.update((yield from _find_rows_of_most_similar_words(read_views, unknown)))
         return pool.merge_threads_with_equal_names(threads) if closed_by_path else pool
 
-    def _apply_to_nonempty_views(
+    def _apply_function_to_nonempty_index_views(
         self,
         sources: Sequence[_ViewSource],
         chosen_ids: Ints | None,
@@ -692,7 +692,7 @@ def _find_hits_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordH
 
     Words that occur in no row are omitted.
     """
-    hits = ((word, view.find_word(word)) for word in words)
+    hits = ((word, view.find_word_hits(word)) for word in words)
     return {word: term for word, term in hits if len(term[0])}
 
 
@@ -706,7 +706,8 @@ def _find_possibly_misspelt_words(pool: CandidatePool, query: QueryTerms) -> lis
     unknown = [
         word
         for word, others in query.words.items()
-        if is_misspellable(word) and not any(other in pool.terms for other in (word, *others))
+        if is_eligible_for_spelling_correction(word)
+        and not any(other in pool.terms for other in (word, *others))
     ]
     return unknown[:_MAX_CORRECTED_WORDS]
 
@@ -761,23 +762,23 @@ def _merge_word_hits_of_namespaces(
     }
 
 
-def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
+def _merge_candidate_pools(pools: Sequence[CandidatePool]) -> CandidatePool:
     """Merge the candidate pools of several namespaces into one pool."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(pools) == 1:
+        return pools[0]
     row_arrays, cosines = [np.empty(0, ROW_DTYPE)], [np.empty(0, np.float32)]
     numbers = dict[str, int]()
     first_thread, separation = 0, VectorSeparation()
-    for part in parts:
-        rows = part.candidates.rows.copy()
+    for pool in pools:
+        rows = pool.candidates.rows.copy()
         rows["thread"][rows["thread"] >= 0] += first_thread
-        codes = [numbers.setdefault(name, len(numbers)) for name in part.actors]
+        codes = [numbers.setdefault(name, len(numbers)) for name in pool.actors]
         rows["actor"] = np.array([*codes, -1])[rows["actor"]]
         row_arrays.append(rows)
-        cosines += [] if part.cosines is None else [part.cosines]
-        first_thread += part.thread_count
-        separation = separation.combine_with(part.separation)
-    terms = _merge_word_hits_of_namespaces([(len(part), part.terms) for part in parts])
+        cosines += [] if pool.cosines is None else [pool.cosines]
+        first_thread += pool.thread_count
+        separation = separation.combine_with(pool.separation)
+    terms = _merge_word_hits_of_namespaces([(len(pool), pool.terms) for pool in pools])
     all_cosines = np.concatenate(cosines) if len(cosines) > 1 else None
     candidates = Candidates(np.concatenate(row_arrays))
     return CandidatePool(candidates, list(numbers), first_thread, terms, all_cosines, separation)

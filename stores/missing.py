@@ -18,7 +18,7 @@ from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
-from perdure.stores.vectors import Floats, Model, encode_vector_groups
+from perdure.stores.vectors import Floats, Model, encode_vectors_by_item
 
 # number of items embedded per batch
 BATCH_SIZE = 256
@@ -38,7 +38,7 @@ class MissingEmbeddings:
 
     # -- vectors of puts
 
-    async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
+    async def embed_puts_and_get_model(self, puts: Sequence[Put]) -> Model | None:
         """Compute the vectors of new items.
 
         If the embedder fails, the error message is recorded in each put, and no vectors are stored.
@@ -148,7 +148,7 @@ class MissingEmbeddings:
             group = pending_groups.pop()
             try:
                 encoded, model = await self._embed_chunk_groups(
-                    [self._split_row_text(row) for row in group]
+                    [self._split_row_text_into_chunks(row) for row in group]
                 )
                 vectors_of_rows = [
                     (row[0], vectors) for row, vectors in zip(group, encoded, strict=True)
@@ -184,7 +184,7 @@ class MissingEmbeddings:
         vectors = await self._embed_texts(all_chunks)
         model = model.with_dims(vectors.shape[1])
         return await self._runner.call_in_thread(
-            partial(encode_vector_groups, vectors, groups, model)
+            partial(encode_vectors_by_item, vectors, groups, model)
         ), model
 
     def _embed_texts(self, chunks: Sequence[str]) -> Effect[Floats]:
@@ -198,7 +198,7 @@ class MissingEmbeddings:
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
         return Effect(lambda: embedder.embed(chunks), lambda: embedder.aembed(chunks))
 
-    def _split_row_text(self, row: Row) -> list[str]:
+    def _split_row_text_into_chunks(self, row: Row) -> list[str]:
         """Return the chunks of the text in a row."""
         fields = self._parts.preparer.parse_fields(row[10])
         return self._embeddings.split_texts(

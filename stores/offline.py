@@ -27,7 +27,7 @@ from perdure.stores.text import (
     split_words,
     tokenize,
 )
-from perdure.stores.vectors import Floats, normalize_rows
+from perdure.stores.vectors import Floats, scale_rows_to_unit_length
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
@@ -225,7 +225,7 @@ class StaticEmbedder:
             for start in range(0, len(ids), _TOKENS_AT_ONCE):
                 tokens = table.take(ids[start : start + _TOKENS_AT_ONCE], axis=0)
                 sums[row] += np.add.reduce(tokens, axis=0, dtype=np.int32)
-        return normalize_rows(sums)
+        return scale_rows_to_unit_length(sums)
 
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.

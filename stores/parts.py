@@ -55,10 +55,10 @@ from perdure.stores.reading import ItemReader, RecordCodec, Selection, to_micros
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import (
     WHOLE,
+    build_unknown_name_hint,
     check_number,
     describe_part_that_is_not_json,
     parse_stored_setting,
-    suggest_name,
 )
 from perdure.stores.vectors import Kind, Model
 
@@ -165,7 +165,8 @@ def check_store_options(**options: Any) -> Options:
     if error["type"] in ("extra_forbidden", "invalid_key"):
         allowed = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
         raise ConfigurationError(
-            f"{name} has the unknown setting {subkeys[0]!r}; {suggest_name(subkeys[0], allowed)}"
+            f"{name} has the unknown setting {subkeys[0]!r}; "
+            f"{build_unknown_name_hint(subkeys[0], allowed)}"
         )
     setting = name
     if name in ("index", "ttl") and subkeys and subkeys[0] in value:
@@ -199,7 +200,7 @@ def resolve_and_record_searched_json_paths(
     """
     rows = yield sql("get_setting", _WORDS_SETTING)
     recorded_words = (
-        parse_stored_setting(_WORDS_SETTING, rows[0][0], _is_valid_stored_words_setting)
+        parse_stored_setting(_WORDS_SETTING, rows[0][0], _is_valid_word_storage_setting)
         if rows
         else None
     )
@@ -218,11 +219,11 @@ def resolve_and_record_searched_json_paths(
     return fields
 
 
-def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
+def _is_valid_word_storage_setting(setting: dict[str, Any]) -> bool:
     """Return whether the recorded setting that specifies how words are stored is valid."""
-    fields = words.get("fields")
+    fields = setting.get("fields")
     return (
-        words.get("kept") in _WORD_STORAGE
+        setting.get("kept") in _WORD_STORAGE
         and isinstance(fields, list)
         and bool(fields)
         and all(isinstance(path, str) and path for path in fields)
@@ -713,13 +714,13 @@ class CallBatcher:
         except PerdureError as exc:
             future = loop.create_future()
             future.set_exception(exc)
-        future.add_done_callback(partial(_resolve_promises_of_finished_batch, batch))
+        future.add_done_callback(partial(_resolve_futures_of_finished_batch, batch))
 
 
-def _resolve_promises_of_finished_batch(
+def _resolve_futures_of_finished_batch(
     batch: list[_Request], batch_future: asyncio.Future[None]
 ) -> None:
-    """Resolve all promises of a finished or failed batch."""
+    """Set the results and errors of a finished or failed batch on its futures."""
     error = asyncio.CancelledError() if batch_future.cancelled() else batch_future.exception()
     for _, promise in batch:
         promise.error = error or promise.error

@@ -61,7 +61,7 @@ class JSONBLocation(JSONLocation):
         readable = _IS_READABLE.format(self.column)
         return json_condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
-    def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
+    def list_possible_relative_json_paths(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """Return the possible relative paths (suffixes) from this location to the value of `key`.
 
         In Postgres, the path element "0" matches both the object key "0" and the array index 0, so

@@ -316,7 +316,7 @@ def rank_rows(
                 _raise_scores_by_neighbours(own_scores, row_contexts, weights) - own_scores
             ) * vector_share
             if calibration.gain:
-                parts["thread"] += _compute_row_gains_from_thread_vectors(
+                parts["thread"] += _compute_score_bonuses_from_thread_vectors(
                     own_scores, row_contexts, weights, calibration.gain
                 )
     for name, is_match, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
@@ -377,8 +377,8 @@ def _compute_vector_weight(
     return min(weights.vector * (trust + _GAIN_WEIGHT * calibration.gain), 1.0)
 
 
-def _compute_row_gains_from_thread_vectors(
-    vector_scores: Scores, row_contexts: RowContexts, weights: Weights, thread_gain_factor: float
+def _compute_score_bonuses_from_thread_vectors(
+    vector_scores: Scores, row_contexts: RowContexts, weights: Weights, thread_bonus_factor: float
 ) -> Scores:
     """Return the amount that each row's score gains from the vectors of the rows in its thread.
 
@@ -399,7 +399,7 @@ def _compute_row_gains_from_thread_vectors(
         # iteration, so that the others count in the next iterations.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
-        _THREAD_VECTOR_WEIGHT * thread_gain_factor * weights.vector
+        _THREAD_VECTOR_WEIGHT * thread_bonus_factor * weights.vector
     )
     return np.asarray(shares[run_of_row] * row_contexts.thread_share, np.float32)
 
@@ -670,7 +670,7 @@ class RowContexts:
     """The context of each row, which consists of its neighbours in the thread and its recency.
 
     This object is computed once for the rows of a scope by
-    `compute_neighbours_and_score_shares_of_rows`, and reused by many searches.
+    `build_row_contexts`, and reused by many searches.
 
     Each row receives a share of the scores of its neighbours in the same thread. Rows i and i + k
     are neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of
@@ -694,7 +694,7 @@ class RowContexts:
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
 
-def compute_neighbours_and_score_shares_of_rows(
+def build_row_contexts(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
     """Find each row's neighbours, and compute the share of their scores that the row receives.

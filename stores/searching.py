@@ -333,7 +333,7 @@ class Searcher:
         for word, (stem, all_synonyms) in words.items() if query.mode != "semantic" else ():
             others = [] if word in names else all_synonyms
             synonyms = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
-            hits = pool.find_word(self._mask_word(word), self._mask_word(stem))
+            hits = pool.find_word_hits(self._mask_word(word), self._mask_word(stem))
             frequency, is_subject = (
                 estimate_share_of_messages_with_word(stem, language),
                 not subjects.isdisjoint({word, stem}),

@@ -205,7 +205,7 @@ def _interpolate(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def compute_separation_sample_size(row_count: int) -> int:
+def compute_sample_size_for_vector_separation(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
     The result is the number of rows with vectors, rounded down to three significant bits and capped

@@ -150,7 +150,7 @@ class Store(BaseStore):
 
     async def _write_puts(self, puts: Sequence[Put]) -> None:
         """Compute the embeddings of items to be stored, and write the items."""
-        model = await self._missing.embed_puts(puts)
+        model = await self._missing.embed_puts_and_get_model(puts)
         await self._parts.runner.write_puts(puts, self._parts.now(), model)
         if model is not None:
             await self._missing.embed_pending_items_after_put(len(puts))

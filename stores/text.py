@@ -139,7 +139,7 @@ def tokenize(text: str) -> list[str]:
                 found_tokens.append(word[-1])
             else:
                 found_tokens.append(_TOKEN_OF_WORD[word])
-    found_tokens += _list_symbol_words_and_symbols(text)
+    found_tokens += _find_words_with_symbols_and_lone_symbols(text)
     if collect_non_english_stop_words().isdisjoint(words):
         return found_tokens
     unique = set(found_tokens)
@@ -172,7 +172,7 @@ def tokenize_query(text: str) -> list[str]:
             )
         else:
             query_tokens[_TOKEN_OF_WORD[word]] = None
-    query_tokens.update(dict.fromkeys(_list_symbol_words_and_symbols(text)))
+    query_tokens.update(dict.fromkeys(_find_words_with_symbols_and_lone_symbols(text)))
     return list(query_tokens)
 
 
@@ -199,7 +199,7 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
                 stem_of.update(zip(pairs, pairs, strict=True))
         elif word not in stop_list:
             stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
-    stem_of.update((sign, sign) for sign in _list_symbol_words_and_symbols(text))
+    stem_of.update((sign, sign) for sign in _find_words_with_symbols_and_lone_symbols(text))
     return stem_of or {token: token for token in tokenize_query(text)}
 
 
@@ -304,7 +304,7 @@ def _build_function_word_pattern() -> re.Pattern[str]:
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
 
 
-def is_misspellable(token: str) -> bool:
+def is_eligible_for_spelling_correction(token: str) -> bool:
     """Return whether spelling correction applies to a token.
 
     Spelling correction applies to tokens of at least four letters in scripts that separate words
@@ -329,12 +329,12 @@ def _iter_words(text: str) -> Iterator[str]:
             yield from _SCRIPT_RUNS.findall(plain)
 
 
-def _list_symbol_words_and_symbols(text: str) -> list[str]:
+def _find_words_with_symbols_and_lone_symbols(text: str) -> list[str]:
     """Return the words of a text that contain a symbol, such as "c#", and all other symbols.
 
-    >>> _list_symbol_words_and_symbols("C++ and .NET, $5")
+    >>> _find_words_with_symbols_and_lone_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
-    >>> _list_symbol_words_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    >>> _find_words_with_symbols_and_lone_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€']
     """
     signs: list[str] = []

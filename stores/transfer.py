@@ -284,7 +284,7 @@ class Transfer:
         """Write one batch of item versions, and update the state of the import."""
         if not versions:
             return TransferReport()
-        model = await self._missing.embed_puts([version.put for version in versions])
+        model = await self._missing.embed_puts_and_get_model([version.put for version in versions])
         write_versions = partial(
             _write_imported_versions, self._parts.writer, versions, self._parts.now(), model, state
         )

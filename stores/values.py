@@ -201,24 +201,24 @@ def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     for path in fields:
         if path == WHOLE:
             leaves: list[str] = []
-            _collect_texts(value, leaves)
+            _append_strings_and_numbers(value, leaves)
             found_texts.append("\n".join(leaves))
         else:
             found_texts += get_text_at_path(value, tokenize_path(path))
     return [text for text in found_texts if text.strip()]
 
 
-def _collect_texts(value: Any, texts: list[str]) -> None:
+def _append_strings_and_numbers(value: Any, texts: list[str]) -> None:
     """Append all strings and numbers in a nested value to `texts`, in order."""
     kind = type(value)
     if kind is str:
         texts.append(value)
     elif kind is dict:
         for part in value.values():
-            _collect_texts(part, texts)
+            _append_strings_and_numbers(part, texts)
     elif kind is list or kind is tuple:
         for part in value:
-            _collect_texts(part, texts)
+            _append_strings_and_numbers(part, texts)
     elif kind is int or kind is float:
         texts.append(str(value))
 
@@ -251,14 +251,16 @@ def check_number(
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
 
 
-def suggest_name(name: object, allowed: Iterable[str]) -> str:
+def build_unknown_name_hint(name: object, allowed: Iterable[str]) -> str:
     """Return the hint that ends an error message about an unknown name.
 
     The hint suggests the most similar known name, if any is similar enough, and lists all known
     names.
 
-    >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
-    ("did you mean 'actor'? Expected one of actor, at", 'expected one of $eq, $ne')
+    >>> build_unknown_name_hint("actr", ("actor", "at"))
+    "did you mean 'actor'? Expected one of actor, at"
+    >>> build_unknown_name_hint("$y", ("$eq", "$ne"))
+    'expected one of $eq, $ne'
     """
     names = tuple(allowed)
     known_names = f"one of {', '.join(names)}"

@@ -164,7 +164,7 @@ def check_and_normalize_vectors(
             f"the embedder returned {rows[row, column]!s} at position {column} of vector {row}"
         )
         raise _build_invalid_vectors_error(model_name, problem, "expected finite numbers")
-    return normalize_rows(rows.astype(np.float64))
+    return scale_rows_to_unit_length(rows.astype(np.float64))
 
 
 def _build_invalid_vectors_error(
@@ -177,7 +177,7 @@ def _build_invalid_vectors_error(
     )
 
 
-def normalize_rows(rows: NDArray[np.float64]) -> Floats:
+def scale_rows_to_unit_length(rows: NDArray[np.float64]) -> Floats:
     """Return the rows scaled to length 1. Zero rows stay zero.
 
     Each row is first divided by its largest absolute value, so that the squares neither overflow
@@ -198,22 +198,22 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
     return vectors.astype(kind).tobytes()
 
 
-def encode_vector_groups(
-    vectors: Floats, groups: Sequence[Sequence[str]], model: Model
+def encode_vectors_by_item(
+    vectors: Floats, chunks_of_items: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
-    """Encode each group's vectors as one byte string, or as None if the group is empty.
+    """Encode each item's vectors as one byte string, or as None if the item has no chunks.
 
     Args:
-        vectors: The vectors of all chunks, in the order of the groups; float32[n, dims].
-        groups: The chunks of each item.
+        vectors: The vectors of all chunks, in the order of the items; float32[n, dims].
+        chunks_of_items: The chunks of each item.
         model: The model, which determines the encoding.
     """
     body = encode_vectors(vectors, model.kind) if len(vectors) else b""
     width, begin = model.vector_bytes, 0
     encoded: list[bytes | None] = []
-    for group in groups:
-        end = begin + len(group) * width
-        encoded.append(body[begin:end] if group else None)
+    for chunks in chunks_of_items:
+        end = begin + len(chunks) * width
+        encoded.append(body[begin:end] if chunks else None)
         begin = end
     return encoded
 

@@ -104,7 +104,7 @@ def describe_view(index: NamespaceIndex, now: int) -> list[Any]:
     cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
     words: list[dict[str, float]] = [{} for _ in range(len(rows))]
     for word in "abcdefghx":
-        for row, count in zip(*view.find_word(word), strict=True):
+        for row, count in zip(*view.find_word_hits(word), strict=True):
             assert word not in words[row]
             words[row][word] = float(count)
     threads = [list(index.threads)[code] if code >= 0 else None for code in rows["thread"]]
@@ -152,14 +152,14 @@ def test_view_is_not_changed_by_later_changes_of_index() -> None:
         [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
     )
     view = index.get_view_of_unexpired_items(0)
-    before = view.find_word("a"), view.candidates.rows["id"].copy()
+    before = view.find_word_hits("a"), view.candidates.rows["id"].copy()
     index.add_items([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     index.remove_items(np.setdiff1d(index.rows["id"], [5, 90]))
     index.compact()
 
-    assert np.array_equal(before[0], view.find_word("a"))
+    assert np.array_equal(before[0], view.find_word_hits("a"))
     assert np.array_equal(before[1], view.candidates.rows["id"])
-    assert len(view.find_word("b")[0]) == 0
+    assert len(view.find_word_hits("b")[0]) == 0
     assert index.get_view_of_unexpired_items(0).candidates.rows["id"].tolist() == [5, 90]
 
 

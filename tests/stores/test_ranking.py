@@ -17,8 +17,8 @@ from perdure.stores.ranking import (
     RowContexts,
     Term,
     Weights,
+    build_row_contexts,
     compute_length_penalty,
-    compute_neighbours_and_score_shares_of_rows,
     compute_word_information_nats,
     compute_word_weight,
     inverse_document_frequency,
@@ -50,9 +50,7 @@ def make_row_contexts(
     """Compute contexts of rows of which, by default, none is a question or has a known time."""
     n = len(thread)
     asks = np.zeros(n, bool) if asks is None else asks
-    return compute_neighbours_and_score_shares_of_rows(
-        thread, lengths, asks, np.full(n, math.nan) if at is None else at
-    )
+    return build_row_contexts(thread, lengths, asks, np.full(n, math.nan) if at is None else at)
 
 
 def compute_bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:

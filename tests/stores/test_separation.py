@@ -23,11 +23,11 @@ from perdure.stores.separation import (
     SampleStatistics,
     VectorCalibration,
     VectorSeparation,
-    compute_separation_sample_size,
+    compute_sample_size_for_vector_separation,
     find_row_pairs_sharing_rare_word,
     measure_how_vectors_separate_related_rows,
 )
-from perdure.stores.vectors import Model, encode_vectors, normalize_rows
+from perdure.stores.vectors import Model, encode_vectors, scale_rows_to_unit_length
 from tests.store_backends import BACKENDS
 from tests.stores.test_ranking import make_floats, make_row_contexts, make_term
 
@@ -248,7 +248,7 @@ def make_indexed_items(
     out = []
     for number in range(first, first + count):
         text = f"k{number // TURNS} row{number}"
-        body = encode_vectors(normalize_rows(vector(text)[None, :]), MODEL.kind)
+        body = encode_vectors(scale_rows_to_unit_length(vector(text)[None, :]), MODEL.kind)
         thread = f"talk-{number // TURNS}"
         words, position = text.split(), float(number)
         out.append(IndexedItem(number, words, False, body, thread, position, None, 0.0, FOREVER, 0))
@@ -309,7 +309,7 @@ def test_separation_of_changed_index_equals_that_of_new_index() -> None:
 
 
 def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:
-    sizes = [compute_separation_sample_size(rows) for rows in range(3 * MAX_ROWS)]
+    sizes = [compute_sample_size_for_vector_separation(rows) for rows in range(3 * MAX_ROWS)]
     assert sizes[:16] == [0] * 16
     assert sizes == sorted(sizes)
     assert max(sizes) == MAX_ROWS
@@ -343,8 +343,10 @@ def test_separation_without_threads_uses_rows_with_common_words() -> None:
     draw = np.random.default_rng(5)
     none, n = np.full(400, -1), 400
     pairs = np.column_stack([np.arange(0, n, 2), np.arange(1, n, 2)])
-    random = normalize_rows(draw.standard_normal((n, DIMS)))
-    related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
+    random = scale_rows_to_unit_length(draw.standard_normal((n, DIMS)))
+    related = scale_rows_to_unit_length(
+        np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random
+    )
     for vectors, trust in ((related, 1), (random, 0)):
         separation = measure_how_vectors_separate_related_rows(
             vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs)
@@ -359,7 +361,10 @@ def test_separation_does_not_depend_on_numbering_of_threads() -> None:
     none = partial(np.copy, np.empty((0, 2), np.int64))
     for seed in range(20):
         draw = np.random.default_rng(seed)
-        vectors, numbers = normalize_rows(draw.standard_normal((500, DIMS))), draw.permutation(20)
+        vectors, numbers = (
+            scale_rows_to_unit_length(draw.standard_normal((500, DIMS))),
+            draw.permutation(20),
+        )
         one, other = (
             measure_how_vectors_separate_related_rows(vectors, x, rows, rows, none)
             for x in (threads, numbers[threads])
@@ -371,8 +376,8 @@ def test_separation_ignores_pairs_of_equal_rows() -> None:
     """A reply that occurs many times does not hide that the other vectors are useful."""
     draw = np.random.default_rng(5)
     n = 256
-    vectors = normalize_rows(draw.standard_normal((n, DIMS)))
-    vectors[2::4] = normalize_rows(
+    vectors = scale_rows_to_unit_length(draw.standard_normal((n, DIMS)))
+    vectors[2::4] = scale_rows_to_unit_length(
         np.asarray(vectors[0::4] + vectors[2::4], np.float64)
     )  # rows 0 and 2 of each four rows are similar
     vectors[1::2] = vectors[1]  # every other row is the same reply

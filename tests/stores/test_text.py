@@ -22,7 +22,7 @@ from perdure.stores.text import (
     extract_query_words_with_stems,
     find_nearest_words,
     find_synonyms,
-    is_misspellable,
+    is_eligible_for_spelling_correction,
     stop_words,
     tokenize,
     tokenize_query,
@@ -286,7 +286,9 @@ def test_edit_distance_is_symmetric_and_zero_for_equal_words(one: str, others: l
 
 
 def test_numbers_short_words_and_character_pairs_are_not_misspellable() -> None:
-    assert [is_misspellable(token) for token in ("paint", "2023", "cat", "记忆")] == [
+    assert [
+        is_eligible_for_spelling_correction(token) for token in ("paint", "2023", "cat", "记忆")
+    ] == [
         True,
         False,
         False,
