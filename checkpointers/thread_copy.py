@@ -611,9 +611,10 @@ class DatabaseImport:
                 return report
             if not self._is_new:
                 raise ImportFailed(
-                    f"data was erased from thread {thread_id!r} in {self.source.database.path!r} "
-                    f"while the thread was being imported, so thread {target!r} in this database "
-                    "may still contain the data; erase the data from that thread too"
+                    f"while the thread {thread_id!r} was being imported from "
+                    f"{self.source.database.path!r}, data was erased there; its copy in this "
+                    f"database, the thread {target!r}, may still contain the data; erase it here "
+                    "too"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)
             self.target.delete_and_drop_cached_thread(target, delete)

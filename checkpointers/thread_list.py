@@ -122,9 +122,9 @@ class ListedThread:
         """The metadata of the thread's head, merged with the client-supplied metadata.
 
         The merged metadata also contains the `owner` of the thread. Client-supplied values take
-        precedence over values from the head's metadata, except for `owner` and `user_id`. `owner`
-        and `user_id` come from the head's metadata, because the thread may have been created by a
-        different user's client.
+        precedence over values from the head's metadata, except for `owner` and `user_id`. These
+        two are always taken from the head, because the client that supplied the other metadata
+        may belong to a different user.
         """
         head_metadata = self.head_metadata or {}
         client = (

@@ -264,13 +264,13 @@ class View(MessagesNode):
     def __init__(self, *parts: MessagesNode) -> None:
         for part in parts or (None,):
             check_instance(
-                "a part of view()", part, MessagesNode, "a node such as trim(max_tokens=4_000)"
+                "an argument of view()", part, MessagesNode, "a node such as trim(max_tokens=4_000)"
             )
         keys = sorted({part.messages_key for part in parts})
         if len(keys) > 1:
             raise ConfigurationError(
-                f"the parts of view() have different values for messages_key: {keys}; pass the "
-                "same messages_key= to all parts"
+                f"the nodes passed to view() have different values for messages_key: {keys}; "
+                "create all of them with the same messages_key="
             )
         super().__init__(keys[0])
         nested = (part.parts if isinstance(part, View) else [part] for part in parts)

@@ -45,8 +45,8 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length, in characters, of turns whose role is determined by their words. Longer turns
-# always get the role ANSWERS.
+# Maximum length, in characters, of turns that are classified by their words. Longer turns are
+# always classified as ANSWERS.
 _MAX_CHARS: Final = 400
 # Minimum information content, in nats, for a word to count as rare.
 _MIN_RARE_NATS: Final = 9.0

@@ -262,9 +262,11 @@ class Template:
         return self._fill_label_placeholders(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
-        """Return a tuple of filled-in labels for each team of a run, or [] if there is no team.
+        """Return a list with one namespace for each team of a run.
 
-        If the template's first label is not `"teams"`, the list contains a single tuple.
+        Each namespace is the tuple of the template's labels, with values in place of the
+        placeholders. The list is empty if the run has no team. If the template's first label is not
+        `"teams"`, the list contains a single namespace.
         """
         if not self.is_team:
             return [self._fill_label_placeholders(config)]

@@ -32,8 +32,9 @@ async def _forget_thread_memories(
 ) -> Receipt:
     """Erase the memories and examples derived from threads, including quarantined candidates.
 
-    The threads' watermarks, which record extraction progress, are erased too. If one of the threads
-    is imported again, memories are therefore extracted from all of its messages.
+    The threads' watermarks, which record extraction progress, are erased too. Therefore, if one of
+    the threads is imported again, memories are extracted from all of its messages and not only from
+    new ones.
 
     Args:
         store: A perdure store.

@@ -208,7 +208,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return the SQL value that SQLite extracts from a JSON value, or None if it may be inexact."""
+    """Return SQLite's `json_extract` result for a JSON value, or None if it may be inexact."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -217,7 +217,7 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 
 
 def _compute_lower_and_upper_sql_bound(value: Any) -> tuple[Any, Any] | None:
-    """Return lower and upper bounds for the SQL value that SQLite extracts from a JSON value.
+    """Return a lower and an upper bound for what SQLite's `json_extract` returns for a JSON value.
 
     The two bounds differ for numbers, because SQLite may round them. The result is None if no
     bounds can be given, for example because the JSON value is an object or too large a number.

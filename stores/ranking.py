@@ -396,7 +396,7 @@ def _compute_score_bonuses_from_thread_vectors(
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
         # If several rows of a thread tie for the highest score, only the first is removed in this
-        # iteration, so that the others count in the next iterations.
+        # iteration. The others are added to the sum in later iterations.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * thread_bonus_factor * weights.vector

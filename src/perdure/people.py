@@ -366,8 +366,8 @@ class _PersonErasure:
             if time.monotonic() > deadline:
                 raise StorageUnavailable(
                     f"run {executing[0].run_id!r} of thread {executing[0].thread_id!r} was "
-                    f"cancelled but has not ended after {timeout_s:g} s; forget {self.rows.user!r} "
-                    "again when the run has ended"
+                    f"cancelled but has not ended after {timeout_s:g} s; when it has ended, call "
+                    f"forget() for {self.rows.user!r} again"
                 )
             time.sleep(_PAUSE_S)
         for run_id in self.rows.list_webhook_run_ids():

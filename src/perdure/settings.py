@@ -361,10 +361,10 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
         value, source = settings.get(name, ("", ""))
         if _is_untrusted_file(source) and is_dsn(value):
             raise ConfigurationError(
-                f"the DSN in the setting {name} of the file {source!r} was refused, because your "
-                "threads and memories would be sent to a database that the author of the file has "
-                f"chosen; if you trust the file, set PERDURE_CONFIG={source}; otherwise set "
-                f"PERDURE_{name.upper()}{alternative}"
+                f"the setting {name!r} in the file {source!r} was refused, because it would send "
+                "your threads and memories to a database that the author of the file has chosen; "
+                f"if you trust the file, set PERDURE_CONFIG={source}; otherwise set the database "
+                f"in PERDURE_{name.upper()}{alternative}"
             )
 
     graphs, source = settings.get("graphs", ("", ""))

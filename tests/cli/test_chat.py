@@ -466,7 +466,7 @@ def test_chat_shows_open_question_of_another_graph(
     message = chat_and_read_refusal()
 
     assert "the thread 't' is waiting for an answer (at 'worker': 1; at 'worker': 2;" in message
-    assert f"The question comes from {expected_graph}, so" in message
+    assert f"The interrupt comes from {expected_graph}, so" in message
     assert "Command(resume=...)" in message
     assert read_database_state(db) == before
     assert [record for record in caplog.records if "langgraph" in record.name] == []

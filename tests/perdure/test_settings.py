@@ -219,7 +219,7 @@ def test_dsn_of_untrusted_settings_file_is_refused(
     monkeypatch.setenv("PERDURE_CONFIG", str(path))
     assert settings.load().db == dsn
     monkeypatch.setenv("PERDURE_CONFIG", "")  # as if it were not there
-    with pytest.raises(ConfigurationError, match="the DSN in the setting db"):
+    with pytest.raises(ConfigurationError, match=r"the setting 'db' in the file .* to a database"):
         settings.load()
 
 

@@ -195,10 +195,10 @@ class _ChatSession:
         graph = f"the graph {name!r}" if name else "another graph"
         if head.status.state == "waiting":
             raise ConfigurationError(
-                f"the thread {self.thread_id!r} {describe_status(head.status)}. The question "
-                f"comes from {graph}, so this chat cannot answer it. Resume the thread in the "
-                "program that runs that graph, with Command(resume=...), or with a client of its "
-                "server"
+                f"the thread {self.thread_id!r} {describe_status(head.status)}. The interrupt "
+                f"comes from {graph}, so this chat cannot answer it. Resume the thread with "
+                "Command(resume=...) in the program that runs the graph, or through a client of "
+                "its server"
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(

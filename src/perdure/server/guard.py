@@ -330,7 +330,9 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     else:
         is_same_site = not has_session
     if not is_same_site:
-        raise Forbidden("cross-origin requests are not allowed here; use a page of this server")
+        raise Forbidden(
+            "cross-origin requests are not allowed; send the request from a page of this server"
+        )
 
 
 def validate_origins(origins: Collection[str]) -> list[str]:

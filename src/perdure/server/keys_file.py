@@ -30,7 +30,7 @@ def validate_key_user_name(user_name: str) -> str:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
     if not is_valid_user_or_team_name(user_name) or user_name == "*" or "\0" in user_name:
-        raise ConfigurationError(f"no user can be called {user_name!a}; choose another name")
+        raise ConfigurationError(f"the user name {user_name!a} is not allowed; choose another name")
     return user_name
 
 
@@ -41,7 +41,7 @@ def check_team_name(name: str) -> str:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
     if not is_valid_user_or_team_name(name) or name == "*" or "\0" in name:
-        raise ConfigurationError(f"no team can be called {name!a}; choose another name")
+        raise ConfigurationError(f"the team name {name!a} is not allowed; choose another name")
     return name
 
 

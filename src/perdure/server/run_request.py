@@ -311,7 +311,8 @@ class RunRequest(WithoutNulls):
         ):
             if is_reserved_name(name) and value is not None and value != allowed.get(name):
                 raise ConfigurationError(
-                    f"{name!r} is {value!r}, but only the server may set {name!r}; remove it"
+                    f"the field {name!r} is {value!r}, but only the server may set this field; "
+                    "remove it from the request"
                 )
 
     def team_names(self) -> set[str]:
