@@ -78,6 +78,28 @@ def let_person_answer_question(desk: Desk, thread_id: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        {"decisions": [{"type": "edit", "edited_action": {"name": "refund", "args": {}}}]},
+        [{"type": "edit", "args": {}}],
+    ],
+)
+def test_answer_of_colleague_that_edits_a_tool_call_uses_no_memories(
+    team: Desk,  # noqa: F811
+    answer: Any,
+) -> None:
+    """Otherwise the edited call could read the person's memories, or write into them."""
+    thread_id = start_thread(team)
+    team.client("mia").runs.wait(thread_id, "desk", input=REFUND_REQUEST)
+    asked, known = len(team.model.requests), team.memories("mia")
+
+    team.client("tom").runs.wait(thread_id, "desk", command={"resume": answer})
+
+    assert "Magpie" not in team.prompts(asked)
+    assert team.memories("mia") == known
+
+
+@pytest.mark.parametrize(
     "start",
     [
         continue_after_own_update,

@@ -517,12 +517,15 @@ def _build_run_sender(
     """Return the sender of a run.
 
     A cron's message is attributed to the user who last changed the cron, or to the person on whose
-    behalf that user acted.
+    behalf that user acted. An answer that edits a tool call counts as a message of the caller,
+    because the edited call could read or write the person's memories.
     """
-    message_author = author or identity.person if body.has_new_graph_input else None
     is_answer = body.command is not None and body.command.resume is not None
+    edits_call = is_answer and body.answers_with_edited_call
+    is_author = body.has_new_graph_input or edits_call
+    message_author = author or identity.person if is_author else None
     deed = "answered" if is_answer else "continued"
-    if message_author is not None:
+    if body.has_new_graph_input:
         deed = "said" if identity.acting_for is None else "sent"
     if due_cron is not None:
         deed = "scheduled"

@@ -303,8 +303,9 @@ class RunExecution:
         has_input = run.protocol == "thread" and run.request.input is not None
         if has_input and thread.status.state == "waiting":
             # The thread is waiting for an answer to an interrupt, so the run's input is used as the
-            # answer.
-            sender = sender._replace(author=None, deed="answered")
+            # answer. An answer that edits a tool call counts as a message of the sender.
+            author = sender.author if run.request.answers_with_edited_call else None
+            sender = sender._replace(author=author, deed="answered")
         continued_metadata = (
             []
             if sender.author is not None

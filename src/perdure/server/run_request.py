@@ -268,6 +268,15 @@ class RunRequest(WithoutNulls):
         sends = [target for target in self.command.goto if not isinstance(target, str)]
         return bool(self.command.update) or any(target.input is not None for target in sends)
 
+    @property
+    def answers_with_edited_call(self) -> bool:
+        """Return whether the request answers an interrupt by editing a tool call.
+
+        The answer may be sent as `command.resume`, or as the input of a thread stream.
+        """
+        answer = self.input if self.command is None else self.command.resume
+        return _contains_edit_decision(answer)
+
     def merge_with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """Return the request, merged with its assistant's configuration.
 
@@ -376,3 +385,16 @@ class RunRequest(WithoutNulls):
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,
         }
+
+
+def _contains_edit_decision(answer: Any) -> bool:
+    """Return whether an answer to interrupts contains a decision of the type `edit`.
+
+    LangChain's human-in-the-loop middleware expects such decisions. An answer to several interrupts
+    is a dict with one answer for each interrupt id.
+    """
+    if isinstance(answer, dict):
+        if answer.get("type") == "edit":
+            return True
+        return any(_contains_edit_decision(value) for value in answer.values())
+    return isinstance(answer, list) and any(map(_contains_edit_decision, answer))
