@@ -40,7 +40,7 @@ def talk(size: int) -> list[BaseMessage]:
 def encoded(messages: Sequence[BaseMessage]) -> int:
     """OpenAI's encoding; like ours it remembers what it has counted, in favour of the peer."""
     counter = token_counter("gpt-4o")
-    return sum(map(counter.count_message, messages))
+    return sum(map(counter.count_message_tokens, messages))
 
 
 COUNTERS: dict[str, tuple[Any, Any]] = {
@@ -87,7 +87,7 @@ def compared(size: int, share: float, kind: str) -> None:
 
 
 def cost(message: BaseMessage) -> int:
-    return token_counter("approximate").count_message(message)
+    return token_counter("approximate").count_message_tokens(message)
 
 
 def main() -> None:

@@ -306,7 +306,7 @@ def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def find_items_with_newly_assigned_ids(
+def find_encoded_messages_that_later_got_ids(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
     """Find items whose message had no id when first written and was assigned one later.

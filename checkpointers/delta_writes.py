@@ -16,7 +16,7 @@ from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaChannelWrites,
     TranscriptMessageIndex,
-    find_items_with_newly_assigned_ids,
+    find_encoded_messages_that_later_got_ids,
     find_positions_by_message_id,
     list_pairs_of_dict_with_str_or_int_keys,
     plan_channel_update,
@@ -199,7 +199,7 @@ def _build_channel_update(
                 put.address.thread_id, thread, key, transcript
             )
             messages = reader.codec.decode_all(log.get_items(transcript))
-        update.repeated = find_items_with_newly_assigned_ids(update, messages)
+        update.repeated = find_encoded_messages_that_later_got_ids(update, messages)
     return update
 
 

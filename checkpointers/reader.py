@@ -128,7 +128,7 @@ class CheckpointReader:
             if separate_request:
                 [rows] = yield LastRequest([statement])
             else:
-                rows, is_cache_valid = yield from self.read_rows_and_check_cache(
+                rows, is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
                     address.thread_id, statement
                 )
         if not rows and address.checkpoint_id is not None:
@@ -136,7 +136,7 @@ class CheckpointReader:
             statement = self.sql(
                 "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
             )
-            rows, is_cache_valid = yield from self.read_rows_and_check_cache(
+            rows, is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
                 address.thread_id, statement
             )
         if not rows:
@@ -162,7 +162,7 @@ class CheckpointReader:
             thread.last_namespace = address.checkpoint_ns, namespace_key
         return StoredCheckpoint(thread, namespace_key, snapshot)
 
-    def read_rows_and_check_cache(
+    def read_rows_and_whether_cache_is_valid(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
         """Execute a statement, and check in the same request whether the thread's cache is valid.
@@ -460,7 +460,7 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
+        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
             thread_id, statement
         )
         thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
@@ -502,7 +502,7 @@ class CheckpointReader:
         """Decrypt a checkpoint's row and decode the log ranges of its values."""
         snapshot = self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
+        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
             thread_id, statement
         )
         thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)

@@ -487,7 +487,7 @@ class RunTable(ServerTable):
         rows = await self._read_rows("runs_of_thread", thread_id, run_id)
         return [decrypt_run(self._seal, row) for row in rows]
 
-    async def search_runs_with_is_last_flags(
+    async def search_runs_and_whether_last_of_thread(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
         """Return one page of runs from the threads that might match a query, newest runs first.

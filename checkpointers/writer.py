@@ -716,7 +716,9 @@ class CheckpointWriter:
         state = self.sql(
             "read_write_state", encode_id_for_storage(checkpoint_id), checkpoint_ns, thread_id
         )
-        rows, is_cache_valid = yield from self.reader.read_rows_and_check_cache(thread_id, state)
+        rows, is_cache_valid = yield from self.reader.read_rows_and_whether_cache_is_valid(
+            thread_id, state
+        )
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
             return thread, Head(0, 0, None), None, is_cache_valid
@@ -866,7 +868,9 @@ class CheckpointWriter:
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
-        rows, is_cache_valid = yield from self.reader.read_rows_and_check_cache(thread_id, state)
+        rows, is_cache_valid = yield from self.reader.read_rows_and_whether_cache_is_valid(
+            thread_id, state
+        )
         newest_removal = (
             rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         )

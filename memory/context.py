@@ -285,7 +285,7 @@ def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tup
 
 def _count_system_tokens(text: str, counter: TokenCounter) -> int:
     """Return the token count of a system message with the given text, or 0 if the text is empty."""
-    return counter.count_message(SystemMessage(text)) if text else 0
+    return counter.count_message_tokens(SystemMessage(text)) if text else 0
 
 
 class UseMemories(MessagesNode):

@@ -58,7 +58,7 @@ class CountingFunction:
             self._fixed = self._measure_request_overhead_tokens()
         return self._fixed
 
-    def count_message(self, message: BaseMessage) -> float:
+    def count_message_tokens(self, message: BaseMessage) -> float:
         """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
             return _check_and_convert_token_count(self._function(message))
@@ -70,7 +70,7 @@ class CountingFunction:
         The count includes the tokens that the counting function adds to every request.
         """
         if self.is_additive:
-            return sum(map(self.count_message, messages))
+            return sum(map(self.count_message_tokens, messages))
         return _check_and_convert_token_count(self._function(list(messages)))
 
     def _measure_request_overhead_tokens(self) -> float:
@@ -81,18 +81,21 @@ class CountingFunction:
         token counts of three requests: two with one sample message each, and one with both sample
         messages.
         """
-        empty = self._try_count_request([])
+        empty = self._count_request_tokens_or_none([])
         if empty:
             return empty
         first, second = map(HumanMessage, _PROBES)
-        counts = [self._try_count_request([first]), self._try_count_request([second])]
-        counts.append(self._try_count_request([first, second]))
+        counts = [
+            self._count_request_tokens_or_none([first]),
+            self._count_request_tokens_or_none([second]),
+        ]
+        counts.append(self._count_request_tokens_or_none([first, second]))
         if None in counts:
             return 0
         one, other, both = counts
         return max(0, one + other - both)  # type: ignore[operator]
 
-    def _try_count_request(self, messages: list[BaseMessage]) -> float | None:
+    def _count_request_tokens_or_none(self, messages: list[BaseMessage]) -> float | None:
         """Return the token count of a request, or None if the counting function raises an error."""
         try:
             return self.count_request_tokens(messages)

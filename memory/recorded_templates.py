@@ -39,7 +39,7 @@ or tried to record.
 """
 
 
-def must_template_be_recorded_in_store(template_labels: Sequence[str]) -> bool:
+def is_record_needed_to_find_namespaces(template_labels: Sequence[str]) -> bool:
     """Return whether a template must be recorded so that its namespaces can be found.
 
     A template must be recorded if it contains `{user_id}`, unless it has the form `(label,
@@ -62,7 +62,7 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     """
     for template in templates:
         labels = template.labels
-        if must_template_be_recorded_in_store(labels):
+        if is_record_needed_to_find_namespaces(labels):
             recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):

@@ -138,7 +138,7 @@ def measure_request(
     `summary_section` is the text of the request's summary section, or "" if there is none.
     """
     is_system = [get_role(message) == "system" for message in messages]
-    costs = list(map(counter.count_message, messages))
+    costs = list(map(counter.count_message_tokens, messages))
     system = sum(compress(costs, is_system))
     estimated = sum(costs) - system
     if counter.counts_messages:

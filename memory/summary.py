@@ -252,7 +252,7 @@ class Summarize(MessagesNode):
         if system is not None:
             mark = read_summary(system.additional_kwargs.get(SUMMARY_MARK))
             summary = self.counter.count_text(render_section(mark)) if mark else 0
-            other = self._parts.tools + self.counter.count_message(system) - summary
+            other = self._parts.tools + self.counter.count_message_tokens(system) - summary
         return self._with_request_parts(replace(self._parts, agent=agent, other=other))
 
     def _with_request_parts(self, parts: RequestParts) -> Self:
@@ -664,7 +664,7 @@ class Summarize(MessagesNode):
         """Return whether the newest turn alone reaches a trigger."""
         messages = _exclude_system_messages(newest_messages)
         if size is not None:
-            size = size.with_message_tokens(sum(map(self.counter.count_message, messages)))
+            size = size.with_message_tokens(sum(map(self.counter.count_message_tokens, messages)))
         return self._is_trigger_reached(messages, size)
 
     def _compute_max_kept_tokens(self, size: RequestSize | None) -> float:
@@ -699,7 +699,7 @@ class Summarize(MessagesNode):
         """
         members = list(messages)
         return len(members), sum(
-            map(self.counter.count_message, members)
+            map(self.counter.count_message_tokens, members)
         ) if token_limit < inf else 0
 
     def _exceeds_keep_limits(

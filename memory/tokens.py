@@ -117,7 +117,11 @@ class TokenCounter:
 
         The result may be a fraction.
         """
-        return self.count_message if self._function is None else self._function.count_message
+        return (
+            self.count_message_tokens
+            if self._function is None
+            else self._function.count_message_tokens
+        )
 
     def with_calibration_for_model(self, model: str | None) -> TokenCounter:
         """Return a copy of the counter that scales its estimates to the usage reported by `model`.
@@ -133,10 +137,10 @@ class TokenCounter:
         if self._count_encoded is not None:
             return self._count_encoded(text)
         if self._function is not None:
-            return self.count_message(HumanMessage(text))
+            return self.count_message_tokens(HumanMessage(text))
         return estimate_text_tokens(text, self.scale)
 
-    def count_message(self, message: BaseMessage) -> int:
+    def count_message_tokens(self, message: BaseMessage) -> int:
         """Return the number of tokens of a message, including its name, content and tool calls."""
         kind = get_role(message)
         if kind == "other":
@@ -146,7 +150,7 @@ class TokenCounter:
         if self.counts_messages:
             return 1
         if self._function is not None:
-            return ceil(self._function.count_message(message))
+            return ceil(self._function.count_message_tokens(message))
         content = message.content
         total = _FRAME + (
             self.count_text(content) if type(content) is str else self._count_block_tokens(content)
@@ -174,7 +178,7 @@ class TokenCounter:
         """
         if self._function is None:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(
-                map(self.count_message, messages)
+                map(self.count_message_tokens, messages)
             )
         counted = self._function.count_request_tokens(messages)
         return counted + (max(0, tool_tokens - self.request_overhead_tokens) if tool_tokens else 0)
@@ -188,7 +192,7 @@ class TokenCounter:
             return 0
         if isinstance(system_prompt, str):
             system_prompt = SystemMessage(system_prompt)
-        return self.count_message(system_prompt)
+        return self.count_message_tokens(system_prompt)
 
     def scale_to_reported_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return a copy of the counter with estimates scaled to the usage reported in `messages`.
@@ -221,7 +225,7 @@ class TokenCounter:
         """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
-        estimated = self.count_message(message) - _FRAME
+        estimated = self.count_message_tokens(message) - _FRAME
         return (
             max(1.0, read_reported_output_tokens(message) / estimated)
             if estimated >= _MIN_MEASURED

@@ -173,7 +173,7 @@ class ClearToolOutputs(MessagesNode):
         # as the result of some tools, such as the computer tool.
         if is_tool_result_that_needs_content_block(message):
             return message
-        tokens = self.counter.count_message(message)
+        tokens = self.counter.count_message_tokens(message)
         if tokens < self.min_tokens:
             return message
         hint = _CALL_AGAIN
@@ -184,7 +184,7 @@ class ClearToolOutputs(MessagesNode):
         kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
         changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
         cleared = message.model_copy(update=changes)
-        return cleared if self.counter.count_message(cleared) < tokens else message
+        return cleared if self.counter.count_message_tokens(cleared) < tokens else message
 
 
 clear_tool_outputs = ClearToolOutputs

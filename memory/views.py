@@ -331,7 +331,7 @@ def _iter_part_names_with_token_counts(
 ) -> Iterator[tuple[str, int]]:
     """Yield a (name, token count) tuple for each part of each message."""
     for message in messages:
-        tokens, kind = counter.count_message(message), get_role(message)
+        tokens, kind = counter.count_message_tokens(message), get_role(message)
         if kind != "system":
             yield "tool results" if kind == "tool" else "messages", tokens
             continue

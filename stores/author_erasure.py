@@ -49,7 +49,7 @@ def forget_author(
     found_rows = parts.database.write(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
-    parts.database.read(parts.indexes.drop_erased_data)
+    parts.database.read(parts.indexes.remove_erased_items_from_cached_indexes)
     clean = parts.database.scrub_deleted_rows()
     return _build_author_erasure_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=clean)
 

@@ -128,7 +128,7 @@ def forget(
         )
         # This process drops the erased words and vectors from its cached indexes immediately. Other
         # processes do so at their next search.
-        parts.database.read(parts.indexes.drop_erased_data)
+        parts.database.read(parts.indexes.remove_erased_items_from_cached_indexes)
         clean = parts.database.scrub_deleted_rows()
     return _build_erasure_receipt(
         parts,

@@ -193,7 +193,7 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
     """
     if filter is not None and not isinstance(filter, Mapping):
         raise _build_filter_error((), "expected a dict that maps fields to conditions", filter)
-    node = _parse_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
+    node = _parse_filter_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
     return Filter(node, _compile_filter_node(node), {})
 
 
@@ -244,7 +244,7 @@ def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float
     raise _build_filter_error(path, "expected a JSON value (dates as ISO strings)", value)
 
 
-def _parse_document(
+def _parse_filter_document(
     filter: dict[str, Any], path: _FilterPath, fields: Sequence[str] | None = None
 ) -> Node:
     """Parse a filter that maps fields and logical operators to conditions."""
@@ -254,7 +254,7 @@ def _parse_document(
         if key in _LOGICAL_OPERATORS:
             parts.append(
                 _parse_logical_operator(
-                    key, value, key_path, partial(_parse_document, fields=fields)
+                    key, value, key_path, partial(_parse_filter_document, fields=fields)
                 )
             )
         elif key in OPERATORS:

@@ -318,7 +318,7 @@ class Indexes:
                 results.append(read_view(path, view))
         return results
 
-    def drop_erased_data(self) -> Flow[None]:
+    def remove_erased_items_from_cached_indexes(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
         # Ignore `SnapshotOutdated`. It means that another OS thread has already dropped the erased
         # data from the indexes in memory.

@@ -345,7 +345,7 @@ def test_runs_of_threads_are_listed_newest_first(filled_saver: Saver) -> None:
     all_threads = ThreadQuery(is_exact=True)
 
     def search_runs(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
-        rows = asyncio.run(table.search_runs_with_is_last_flags(query, status, *page))
+        rows = asyncio.run(table.search_runs_and_whether_last_of_thread(query, status, *page))
         return [(row.live.run_id, is_last) for row, is_last in rows]
 
     assert search_runs(all_threads, None, 9, 0) == [

@@ -516,7 +516,8 @@ def test_configured_graph_trims_and_summarizes(
     assert len(answers) == 5
     assert (
         max(
-            count.request_overhead + sum(map(count.count_message, messages)) for messages in answers
+            count.request_overhead + sum(map(count.count_message_tokens, messages))
+            for messages in answers
         )
         <= MAX_TOKENS
     )

@@ -387,4 +387,4 @@ def test_token_counter_uses_the_counting_method_of_an_unknown_model() -> None:
 
     assert counter.encoding is None
     assert counter.request_overhead == 500
-    assert counter.count_message(HumanMessage("one two")) == 2
+    assert counter.count_message_tokens(HumanMessage("one two")) == 2

@@ -162,7 +162,7 @@ def test_trim_middleware_counts_the_tools_of_the_agent(call_mode: str) -> None:
         messages = convert_to_messages(body["messages"])
         schemas = counter.count_tools(body.get("tools", []))
         return len(messages), counter.request_overhead + schemas + sum(
-            map(counter.count_message, messages)
+            map(counter.count_message_tokens, messages)
         )
 
     assert counter.count_tools(tools) > 1_000

@@ -71,9 +71,9 @@ def apply_update(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any
 
 def test_trigger_counts_tools_and_system_prompt() -> None:
     """`with_tools` passes them to a node of a plain graph."""
-    tools, prompt = COUNTER.count_tools([LOOK]), COUNTER.count_message(SystemMessage(PROMPT))
+    tools, prompt = COUNTER.count_tools([LOOK]), COUNTER.count_message_tokens(SystemMessage(PROMPT))
     state = {"messages": make_turns(10)}
-    size = sum(map(COUNTER.count_message, state["messages"]))
+    size = sum(map(COUNTER.count_message_tokens, state["messages"]))
 
     for with_parts, size_of_parts in (
         (make_summarize_node(("tokens", size + tools)).with_tools([LOOK]), tools),
@@ -94,7 +94,7 @@ def test_trigger_counts_tools_and_system_prompt() -> None:
 
 def test_trigger_counts_system_messages_and_summary_of_state() -> None:
     messages = make_turns(10)
-    size = sum(map(COUNTER.count_message, messages))
+    size = sum(map(COUNTER.count_message_tokens, messages))
     system = SystemMessage(PROMPT, id="s")
     summary = {"text": "word " * 300, "last": None, "count": 3}
 
@@ -116,7 +116,7 @@ def test_kept_messages_leave_room_for_tools() -> None:
     for options, most in (({}, (2_800 - tools) / 2), ({"keep": ("tokens", 2_700)}, 2_800 - tools)):
         update = make_summarize_node(**options).with_tools([LOOK]).invoke(state)
         remaining = apply_update({**state, "summarized": []}, update)["messages"]
-        tokens = sum(map(COUNTER.count_message, remaining))
+        tokens = sum(map(COUNTER.count_message_tokens, remaining))
         assert most - 80 < tokens <= most + 1
 
 
@@ -147,7 +147,7 @@ def test_large_tools_do_not_cause_summary_in_each_turn() -> None:
         state = apply_update(state, update)
 
     assert 2 <= len(asked_at) <= 10
-    assert sum(map(COUNTER.count_message, state["messages"])) < 500
+    assert sum(map(COUNTER.count_message_tokens, state["messages"])) < 500
 
 
 # -- usage reported by the last answer
@@ -158,7 +158,7 @@ def test_trigger_uses_usage_of_last_answer() -> None:
 
     A larger estimate takes precedence.
     """
-    later = COUNTER.count_message(HumanMessage("and?"))
+    later = COUNTER.count_message_tokens(HumanMessage("and?"))
 
     assert make_summarize_node().is_due(
         make_state(make_answer_with_usage(0, 100), make_answer_with_usage(1, 2_800 - later))
@@ -176,8 +176,10 @@ def test_trigger_uses_usage_of_last_answer() -> None:
 
 def test_answer_without_usage_falls_back_to_previous_usage() -> None:
     """The later messages are estimated."""
-    since = COUNTER.count_message(AIMessage("yes")) + COUNTER.count_message(HumanMessage("why?"))
-    later = since + COUNTER.count_message(HumanMessage("and?"))
+    since = COUNTER.count_message_tokens(AIMessage("yes")) + COUNTER.count_message_tokens(
+        HumanMessage("why?")
+    )
+    later = since + COUNTER.count_message_tokens(HumanMessage("and?"))
     silent = AIMessage("yes", id="a1")
     zero = make_answer_with_usage(1, 5)
     zero.usage_metadata = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
@@ -283,11 +285,11 @@ class ReportingModel(BaseChatModel):
 
     def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
         tools = COUNTER.count_tools(options.get("tools") or [])
-        tokens = int(self.usage_factor * (tools + sum(map(COUNTER.count_message, messages))))
+        tokens = int(self.usage_factor * (tools + sum(map(COUNTER.count_message_tokens, messages))))
         self.largest_request[0] = max(self.largest_request[0], tokens)
         messages = AIMessage("word " * 60)
         if self.reports_usage:
-            more = int(self.usage_factor * COUNTER.count_message(messages))
+            more = int(self.usage_factor * COUNTER.count_message_tokens(messages))
             messages.usage_metadata = {
                 "input_tokens": tokens, "output_tokens": more, "total_tokens": tokens + more,
             }  # fmt: skip

@@ -309,4 +309,4 @@ def test_300_kb_pdf_leaves_room_for_conversation_in_trim(counter: str) -> None:
     )
 )
 def test_random_block_is_counted_without_error(block: dict[str, Any]) -> None:
-    assert token_counter().count_message(HumanMessage.model_construct(content=[block])) >= 4
+    assert token_counter().count_message_tokens(HumanMessage.model_construct(content=[block])) >= 4

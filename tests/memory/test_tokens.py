@@ -91,7 +91,7 @@ def count_real_tokens(text: str, encoding: Any = O200K) -> int:
 
 
 def count_request_tokens(counter: TokenCounter, conversation: list[BaseMessage]) -> int:
-    return counter.request_overhead + sum(map(counter.count_message, conversation))
+    return counter.request_overhead + sum(map(counter.count_message_tokens, conversation))
 
 
 def make_image_message(**block: Any) -> HumanMessage:
@@ -166,11 +166,11 @@ def test_tool_call_counts_frame_name_and_arguments_and_result_counts_id() -> Non
 
     call_tokens = 3 + count_real_tokens("look_up") + count_real_tokens('{"city": "Zürich"}')
     assert (
-        GPT.count_message(tool_call_message)
+        GPT.count_message_tokens(tool_call_message)
         == 4 + count_real_tokens("Let me see.") + 2 * call_tokens
     )
     assert (
-        GPT.count_message(ToolMessage("12 °C", tool_call_id="1"))
+        GPT.count_message_tokens(ToolMessage("12 °C", tool_call_id="1"))
         == 4 + count_real_tokens("12 °C") + 3
     )
 
@@ -180,15 +180,17 @@ def test_tool_call_also_present_in_content_counts_once() -> None:
     block = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
     text = {"type": "text", "text": "Well"}
 
-    assert GPT.count_message(AIMessage([text, block], tool_calls=[call])) == GPT.count_message(
-        AIMessage("Well", tool_calls=[call])
-    )
+    assert GPT.count_message_tokens(
+        AIMessage([text, block], tool_calls=[call])
+    ) == GPT.count_message_tokens(AIMessage("Well", tool_calls=[call]))
 
 
 def test_reasoning_block_counts_as_text() -> None:
     block = {"type": "reasoning", "reasoning": "First, the weather."}
 
-    assert GPT.count_message(AIMessage([block])) == 4 + count_real_tokens("First, the weather.")
+    assert GPT.count_message_tokens(AIMessage([block])) == 4 + count_real_tokens(
+        "First, the weather."
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,11 +239,11 @@ def test_image_counts_same_by_url_and_by_data() -> None:
 
     for counter in (GPT, ESTIMATE):
         assert (
-            counter.count_message(make_image_message(**url))
-            == counter.count_message(make_image_message(**data))
+            counter.count_message_tokens(make_image_message(**url))
+            == counter.count_message_tokens(make_image_message(**data))
             == 4 + 765
         )
-        assert counter.count_message(make_image_message(**low)) == 4 + 85
+        assert counter.count_message_tokens(make_image_message(**low)) == 4 + 85
 
 
 def test_tools_are_counted_as_functions_or_dicts() -> None:
@@ -361,7 +363,7 @@ def test_token_counter_keeps_counter_and_wraps_callable_for_lists() -> None:
     talk: list[BaseMessage] = [HumanMessage("a", id="1"), AIMessage("b", id="2")]
 
     assert token_counter(counter) is counter
-    assert counter.count_message(talk[0]) == 7
+    assert counter.count_message_tokens(talk[0]) == 7
     assert count_request_tokens(counter, talk) == count_tokens(talk, count) == 14
     assert counter.count_text("x") == counter.count_tools([WEATHER_TOOL]) == 7
     assert counter.scale_to_reported_usage(talk) is counter
@@ -371,8 +373,8 @@ def test_callable_may_count_single_message() -> None:
     def count(message: BaseMessage) -> int:
         return len(message.content)
 
-    assert token_counter(count).count_message(HumanMessage("four")) == 4
-    assert token_counter(len).count_message(HumanMessage("four")) == 1
+    assert token_counter(count).count_message_tokens(HumanMessage("four")) == 4
+    assert token_counter(len).count_message_tokens(HumanMessage("four")) == 1
 
 
 @pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), True, -1, -0.5, "7", [7]])
@@ -380,13 +382,13 @@ def test_callable_that_returns_no_token_number_is_refused(returned: Any) -> None
     counter = token_counter(lambda _: returned)
 
     with pytest.raises(ConfigurationError, match="expected a number of tokens"):
-        counter.count_message(HumanMessage("a"))
+        counter.count_message_tokens(HumanMessage("a"))
 
 
 @pytest.mark.parametrize("counter", [GPT, ESTIMATE, token_counter(len)])
 def test_count_message_refuses_value_that_is_no_message(counter: TokenCounter) -> None:
     with pytest.raises(InvalidMessages, match="expected langchain messages"):
-        counter.count_message("hello")  # type: ignore[arg-type]
+        counter.count_message_tokens("hello")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-4", "gpt-4oo", "", "o1x", "text-davinci-003"])
@@ -435,7 +437,11 @@ def test_words_are_estimated_like_langchain(text: str, kind: Any) -> None:
 
     langchain rounds the role and the text together.
     """
-    assert 0 <= count_tokens_approximately([kind(text)]) - ESTIMATE.count_message(kind(text)) <= 2
+    assert (
+        0
+        <= count_tokens_approximately([kind(text)]) - ESTIMATE.count_message_tokens(kind(text))
+        <= 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -515,7 +521,7 @@ def test_omitting_messages_never_increases_scale(
 def count_without_cache(message: BaseMessage) -> int:
     """Return the tokens of a message by a counter without cached counts."""
     tokens._load_token_counting_function.cache_clear()
-    return TokenCounter("o200k_base").count_message(message)
+    return TokenCounter("o200k_base").count_message_tokens(message)
 
 
 @settings(max_examples=rounds(20))
@@ -523,13 +529,13 @@ def count_without_cache(message: BaseMessage) -> int:
 def test_message_changed_in_place_is_counted_again(message: BaseMessage, text: str) -> None:
     """Counts are cached by content, so copies count the same."""
     assert (
-        GPT.count_message(message)
-        == GPT.count_message(message.model_copy(deep=True))
+        GPT.count_message_tokens(message)
+        == GPT.count_message_tokens(message.model_copy(deep=True))
         == count_without_cache(message)
     )
     message.content = text
 
-    assert GPT.count_message(message) == count_without_cache(message)
+    assert GPT.count_message_tokens(message) == count_without_cache(message)
 
 
 def test_second_count_tokenizes_only_new_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from perdure.memory.tokens import token_counter
 from tests.memory.summaries import make_turns
 
 COUNTER = token_counter("approximate")
-TOKENS_PER_MESSAGE = COUNTER.count_message(HumanMessage("hello"))
+TOKENS_PER_MESSAGE = COUNTER.count_message_tokens(HumanMessage("hello"))
 
 
 def make_summarize_node(**options: Any) -> Summarize:
@@ -60,8 +60,8 @@ def test_summary_is_due_when_trigger_is_reached(trigger: Any, expected_count: in
         (
             (
                 "tokens",
-                COUNTER.count_message(HumanMessage("q4"))
-                + 2 * COUNTER.count_message(AIMessage("a3")),
+                COUNTER.count_message_tokens(HumanMessage("q4"))
+                + 2 * COUNTER.count_message_tokens(AIMessage("a3")),
             ),
             3,
         ),

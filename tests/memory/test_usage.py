@@ -183,7 +183,7 @@ def test_budget_is_scaled_by_usage_of_request_model(kind: Any) -> None:
     conversation += [HumanMessage("and?")]
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     sizes = [
-        sum(map(ESTIMATE.count_message, node.with_tools(tools)(conversation)))
+        sum(map(ESTIMATE.count_message_tokens, node.with_tools(tools)(conversation)))
         + ESTIMATE.count_tools(tools)
         for node in (
             kind(2_000),
@@ -210,7 +210,7 @@ def test_agent_is_scaled_by_answers_of_its_model() -> None:
         sizes = []
 
         def handler(request: Any) -> ModelResponse[Any]:
-            sizes.append(sum(map(ESTIMATE.count_message, request.messages)))
+            sizes.append(sum(map(ESTIMATE.count_message_tokens, request.messages)))
             return ModelResponse(
                 [AIMessage("yes", response_metadata={"model_name": answering_model})]
             )

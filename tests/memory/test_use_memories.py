@@ -380,7 +380,7 @@ def test_memories_after_question_count_in_budget_of_trim(apply_node: Any) -> Non
         shown = apply_node(node, [HumanMessage("Which train goes to Ghent?")])
 
     assert 0 < shown[-1].text.count("the train number") < 10
-    assert counter.request_overhead + sum(map(counter.count_message, shown)) <= 200
+    assert counter.request_overhead + sum(map(counter.count_message_tokens, shown)) <= 200
 
 
 # -- combination with other nodes
@@ -399,7 +399,7 @@ def test_budget_of_trim_includes_memories(apply_node: Any) -> None:
             view(use_memories(store, max_tokens=500, min_score=0), cuts), conversation
         )
         bare = apply_node(cuts, conversation)
-    tokens = counter.request_overhead + sum(map(counter.count_message, shown))
+    tokens = counter.request_overhead + sum(map(counter.count_message_tokens, shown))
 
     assert len(list_shown_memories(shown)) == 10
     assert 900 < tokens <= 1_000

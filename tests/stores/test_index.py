@@ -592,7 +592,7 @@ def test_purge_of_erased_words_ends_when_another_forget_overtakes_it(tmp_path: P
         store.put(A, "secret", {"text": "zorbaxing"})
         store.search(A, query="tea")
         indexes = store._parts.indexes
-        flow = indexes.drop_erased_data()
+        flow = indexes.remove_erased_items_from_cached_indexes()
         marks = store.database.read(lambda: fetch_rows(indexes.sql["store_state"]))
         next(flow)
         store.forget(A, key="secret")

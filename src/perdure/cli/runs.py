@@ -181,7 +181,7 @@ async def _find_runs(
     # Maps each thread id to the person the thread belongs to.
     persons: dict[str, str] = {}
     while len(matches) < limit:
-        page = await run_table.search_runs_with_is_last_flags(query, status, limit, offset)
+        page = await run_table.search_runs_and_whether_last_of_thread(query, status, limit, offset)
         for row, _ in page:
             row_thread_id = row.live.thread_id
             if user is not None and row_thread_id not in persons:

@@ -46,7 +46,7 @@ from perdure.server.input_checks import (
     refuse_malformed_messages,
 )
 from perdure.server.person import Sender
-from perdure.server.private_events import build_private_event_kind, get_stream_mode
+from perdure.server.private_events import build_event_kind_readable_only_for_person, get_stream_mode
 from perdure.server.reply import JSONReply, encode_json
 from perdure.server.run import Run, add_interrupts_to_output, build_run_json
 from perdure.server.run_events import METADATA_EVENT
@@ -713,7 +713,7 @@ class RunEvents:
         All other events from `graph.astream_events` are logged under the stream mode `events`.
         These events may contain memories of the person, so they are not shown to other users.
         """
-        kind_of_event = build_private_event_kind("events", person)
+        kind_of_event = build_event_kind_readable_only_for_person("events", person)
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:

@@ -32,7 +32,7 @@ from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER_TURN
 
 T = TypeVar("T")
-# Channels and task path of the writes that `label_checkpoint_as_written_by_others` stores.
+# Channels and task path of the writes that `mark_checkpoint_as_changed_by_other_users` stores.
 # langgraph ignores the writes, because no task has their ids.
 _LABEL_CHANNEL: Final = "__state_from_others"
 _TURN_CHANNEL: Final = "__turn_without_memory"
@@ -228,7 +228,7 @@ class RunMessageMarker:
         return all(text.strip() in self._person_texts for text in _iter_nested_strings(content))
 
 
-async def label_checkpoint_as_written_by_others(
+async def mark_checkpoint_as_changed_by_other_users(
     saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.

@@ -15,7 +15,7 @@ from perdure.server.access import Identity
 _MODE, _PERSON = "mode", "person"
 
 
-def build_private_event_kind(stream_mode: str, person: str) -> dict[str, str]:
+def build_event_kind_readable_only_for_person(stream_mode: str, person: str) -> dict[str, str]:
     """Build the kind of an event that may contain memories of a person.
 
     Args:

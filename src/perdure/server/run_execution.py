@@ -36,8 +36,8 @@ from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.message_authors import (
-    label_checkpoint_as_written_by_others,
     load_continued_metadata,
+    mark_checkpoint_as_changed_by_other_users,
 )
 from perdure.server.person import Person, Sender, choose_checkpoint_owner, choose_person_of_run
 from perdure.server.reply import encode_json
@@ -256,7 +256,7 @@ class RunExecution:
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
-                await label_checkpoint_as_written_by_others(
+                await mark_checkpoint_as_changed_by_other_users(
                     saver,
                     config,
                     is_turn_without_memory=run.request.command is not None

@@ -526,7 +526,7 @@ class Threads:
         table, sql_query = RunTable(self._saver), self._add_permission_filter_to_query(query)
         matching: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _RUNS_PER_READ):
-            page = await table.search_runs_with_is_last_flags(
+            page = await table.search_runs_and_whether_last_of_thread(
                 sql_query, status, _RUNS_PER_READ, start
             )
             ids = [*{row.live.thread_id for row, _ in page}]

@@ -190,7 +190,7 @@ class SQLiteWriter:
             flow.send(rows)
         except StopIteration as stop:
             job.result = stop.value
-        self._increment_commit_counts([job])
+        self._count_commit_for_component_of_each_job([job])
         job.finish_with_commit()
         resolve_futures_in_their_threads([job, *self._answer_and_return_write_count_requests()])
         return True
@@ -251,7 +251,7 @@ class SQLiteWriter:
             else:
                 self._fail_jobs(jobs, error)
         else:
-            self._increment_commit_counts(jobs)
+            self._count_commit_for_component_of_each_job(jobs)
             for job in jobs:
                 job.finish_with_commit()
             resolve_futures_in_their_threads(
@@ -264,7 +264,7 @@ class SQLiteWriter:
             job.finish_with_error(error)
         resolve_futures_in_their_threads([*jobs, *self._answer_and_return_write_count_requests()])
 
-    def _increment_commit_counts(self, jobs: list[Job[Any]]) -> None:
+    def _count_commit_for_component_of_each_job(self, jobs: list[Job[Any]]) -> None:
         """Increment the commit count of each job's component, and update the job's `own_writes`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
