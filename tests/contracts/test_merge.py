@@ -356,7 +356,7 @@ def test_import_skips_messages_erased_in_source_meanwhile(
     monkeypatch.setattr(DatabaseImport, "_write_new_records", write_then_erase)
     if is_known:
         with pytest.raises(
-            ImportFailed, match="erase the same data from thread 't' of this database"
+            ImportFailed, match="in this database, the thread 't', may still contain the data"
         ):
             target.import_from(source)
         return

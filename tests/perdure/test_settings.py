@@ -209,7 +209,9 @@ def test_dsn_of_untrusted_settings_file_is_refused(
     """Memories go to a server in somebody's checkout only if it is trusted."""
     dsn, own_dsn = "postgresql://mallory:secret@stranger.example/x", "postgresql://localhost/ours"
     path = write_text(nested_folder.parent / "perdure.toml", f'db = "{dsn}"')
-    with pytest.raises(ConfigurationError, match="otherwise set PERDURE_DB") as error_info:
+    with pytest.raises(
+        ConfigurationError, match="otherwise set the database in PERDURE_DB"
+    ) as error_info:
         settings.load()
     assert "secret" not in str(error_info.value)
     assert settings.load(db=own_dsn).db == own_dsn

@@ -60,7 +60,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
     """Acting for a person, keys, teams, namespaces, forgetting and authors need a visible name."""
     access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
     caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
-    with pytest.raises(Forbidden, match="expected a user name"):
+    with pytest.raises(Forbidden, match="expected the name of a single user"):
         build_identity_acting_for(access, caller, name)
     with pytest.raises(ConfigurationError, match=r"the user name .* is not allowed"):
         validate_key_user_name(name)
