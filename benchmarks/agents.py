@@ -28,7 +28,7 @@ from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import compute_max_range_count, count_positions
+from perdure.checkpointers.manifest import compute_max_log_range_count, count_positions
 
 FILES = 40
 ENTRIES = 12
@@ -243,7 +243,7 @@ def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
         assert found is not None
         for manifests in (found.snapshot.ranges, found.snapshot.transcript):
             for channel, (_, ranges) in manifests.items():
-                assert len(ranges) <= compute_max_range_count(count_positions(ranges)), (
+                assert len(ranges) <= compute_max_log_range_count(count_positions(ranges)), (
                     at,
                     channel,
                     len(ranges),

@@ -31,11 +31,11 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     ValueReference,
-    compute_max_range_count,
+    compute_max_log_range_count,
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_log_ranges_for_merging_short_ranges,
+    group_short_log_ranges_for_merging,
     iter_positions,
     join_adjacent_ranges,
     merge_ranges,
@@ -278,7 +278,7 @@ class Additions:
         """Append new items to a channel's log, and return the log ranges of all items in `parts`.
 
         Each element of `parts` is either the content of a new item or a range of existing log
-        positions. If the result would exceed the limit set by `compute_max_range_count`,
+        positions. If the result would exceed the limit set by `compute_max_log_range_count`,
         each sequence of short ranges is replaced with a single range of aliases. An alias is a log
         entry that refers to an earlier item of the log.
         """
@@ -309,16 +309,16 @@ class Additions:
     def _merge_short_ranges_if_too_many(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """Reduce the number of log ranges to the allowed maximum, keeping the items they refer to.
 
-        The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
-        of ranges, each sequence of short ranges is replaced with a single range of aliases. An
-        alias is a log entry that refers to an earlier item of the log.
+        The maximum number of ranges is computed by `compute_max_log_range_count`. To reduce the
+        number of ranges, each sequence of short ranges is replaced with a single range of aliases.
+        An alias is a log entry that refers to an earlier item of the log.
         """
-        if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
+        if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_log_range_count(
             count_positions(ranges)
         ):
             return ranges
         limited: Ranges = []
-        for group in group_log_ranges_for_merging_short_ranges(ranges):
+        for group in group_short_log_ranges_for_merging(ranges):
             if len(group) == 1:
                 limited += group
                 continue

@@ -53,11 +53,11 @@ from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Uns
 
 # The first byte of an encoded value identifies the encoding of the remaining bytes, except in
 # messages in compact form.
-_FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
-_FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-# First byte of a value whose encoding has no code in `_FORM_CODES`. The next byte contains the
+_FORMAT_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
+_FORMAT_NAMES: Final = {code: name for name, code in _FORMAT_CODES.items()}
+# First byte of a value whose encoding has no code in `_FORMAT_CODES`. The next byte contains the
 # length of the encoding's name, and the name follows.
-_OTHER_FORM: Final = 31
+_OTHER_FORMAT: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
 # First byte of a message in compact form. It is the msgpack header of a two-element array.
 MESSAGE: Final = b"\x92"
@@ -149,7 +149,7 @@ class Codec:
                 with suppress(Exception):
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
-                        return _prepend_form_tag(name, data)
+                        return _prepend_format_code(name, data)
             encode = partial(
                 self._encode_value_without_wrapping_errors, exact=exact or str(exc) == SURROGATES
             )
@@ -164,7 +164,7 @@ class Codec:
         """
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
-            return _prepend_form_tag(name, bytes(data))
+            return _prepend_format_code(name, bytes(data))
         converter = Converter(self._allowlist, exact=exact)
         packed = converter.pack(value)
         if converter.replacing and get_path is not None:
@@ -181,7 +181,7 @@ class Codec:
         try:
             if stored[:1] == MESSAGE:
                 return unpack_messages([stored])[0]
-            name, data = _split_form_name_and_data(stored)
+            name, data = _split_format_name_and_data(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
                 f"a stored value of {len(stored)} bytes has an unknown format and is damaged; "
@@ -189,11 +189,11 @@ class Codec:
             ) from exc
         return self.load_with_serializer(name, data)
 
-    def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes that the serializer or this codec encoded in the format named `form_name`.
+    def load_with_serializer(self, format_name: str, data: bytes) -> Any:
+        """Decode bytes that the serializer or this codec encoded in the format `format_name`.
 
         Args:
-            form_name: The name of the format, such as "msgpack".
+            format_name: The name of the format, such as "msgpack".
             data: The bytes.
 
         Raises:
@@ -201,10 +201,10 @@ class Codec:
             CorruptRecord: The serializer cannot read the bytes.
         """
         try:
-            if form_name == "msgpack" and self._allowlist is not None:
+            if format_name == "msgpack" and self._allowlist is not None:
                 return Converter(self._allowlist).unpack(data)
             with _collect_types_rejected_by_serializer() as blocked:
-                value = self.serde.loads_typed((form_name, data))
+                value = self.serde.loads_typed((format_name, data))
         except TypeNotAllowed as exc:
             raise _build_forbidden_type_error(exc.name, "a stored value") from exc
         except Exception as exc:
@@ -336,20 +336,20 @@ def _encode_values_if_all_plain_data(values: Sequence[Any]) -> list[bytes] | Non
         return None
 
 
-def _prepend_form_tag(form_name: str, data: bytes) -> bytes:
-    code = _FORM_CODES.get(form_name)
+def _prepend_format_code(format_name: str, data: bytes) -> bytes:
+    code = _FORMAT_CODES.get(format_name)
     if code is not None:
         return bytes((code,)) + data
-    text = form_name.encode()
-    return bytes((_OTHER_FORM, len(text))) + text + data
+    text = format_name.encode()
+    return bytes((_OTHER_FORMAT, len(text))) + text + data
 
 
-def _split_form_name_and_data(stored: bytes) -> tuple[str, bytes]:
+def _split_format_name_and_data(stored: bytes) -> tuple[str, bytes]:
     code = stored[0]
-    if code == _OTHER_FORM:
+    if code == _OTHER_FORMAT:
         end = 2 + stored[1]
         return stored[2:end].decode(), stored[end:]
-    return _FORM_NAMES[code], stored[1:]
+    return _FORMAT_NAMES[code], stored[1:]
 
 
 # -- errors for values that cannot be stored

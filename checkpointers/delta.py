@@ -171,7 +171,7 @@ class DeltaChannelWrites:
     repeated_items: dict[str, frozenset[bytes]] = field(default_factory=dict)
 
 
-def plan_channel_update(
+def build_delta_channel_update(
     codec: Codec,
     channel: str,
     values: Sequence[Any],
@@ -188,7 +188,7 @@ def plan_channel_update(
         parent_ranges: The ranges of the parent's value, or None if that value is unknown.
         has_messages: Whether the channel contained messages before; None if it was empty.
     """
-    writes = [_unwrap_written_value(value) for value in values]
+    writes = [_unwrap_overwrite_and_split_elements(value) for value in values]
     parts = [part for write in writes for part in write.elements]
     if has_messages is not False and (
         has_messages
@@ -219,7 +219,7 @@ def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
-def _unwrap_written_value(value: Any) -> _UnwrappedWrite:
+def _unwrap_overwrite_and_split_elements(value: Any) -> _UnwrappedWrite:
     """Unwrap a written value if it is an `Overwrite`, and split it into its elements."""
     is_overwrite = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
@@ -296,7 +296,7 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
     }
 
 
-def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]:
+def build_id_independent_message_key(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
     Messages that differ only in their ids or metadata have equal comparison keys, as do a message
@@ -359,7 +359,7 @@ class TranscriptMessageIndex:
         but such values never match.
         """
         if isinstance(message, BaseMessage):
-            entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])
+            entries = self._entries.setdefault(build_id_independent_message_key(message), [])
             entries.append((self._count, message.id or None))
         self._count += 1
 
@@ -369,7 +369,7 @@ class TranscriptMessageIndex:
         A transcript message is removed from the index once it has been returned as a match.
         """
         candidates = (
-            self._entries.get(build_key_of_type_content_and_calls(message), [])
+            self._entries.get(build_id_independent_message_key(message), [])
             if isinstance(message, BaseMessage)
             else []
         )

@@ -16,10 +16,10 @@ from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaChannelWrites,
     TranscriptMessageIndex,
+    build_delta_channel_update,
     find_encoded_messages_that_later_got_ids,
     find_positions_by_message_id,
     list_pairs_of_dict_with_str_or_int_keys,
-    plan_channel_update,
 )
 from perdure.checkpointers.heads import START_SOURCES
 from perdure.checkpointers.manifest import (
@@ -174,7 +174,7 @@ def _build_channel_update(
 
     The channel's value at the parent checkpoint may be unknown.
     """
-    base, has_messages = _find_parent_ranges(reader, parent, channel), None
+    base, has_messages = _find_log_ranges_of_parent_value(reader, parent, channel), None
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
     if base or transcript_ranges:
         last = (base or transcript_ranges)[-1][1] - 1
@@ -183,7 +183,7 @@ def _build_channel_update(
         )
         [value] = reader.codec.decode_all(log.get_items([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
-    update = plan_channel_update(reader.codec, channel, values, base, has_messages)
+    update = build_delta_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
         wanted_ids = {change.message_id for change in update.changes}
         log = yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, base)
@@ -203,7 +203,9 @@ def _build_channel_update(
     return update
 
 
-def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
+def _find_log_ranges_of_parent_value(
+    reader: CheckpointReader, parent: Snapshot, channel: str
+) -> Ranges | None:
     """Return the ranges of log items that make up a channel's value in the parent checkpoint.
 
     None is returned if perdure does not know which log items make up the channel's value.

@@ -87,7 +87,7 @@ class Differences:
         # The later checkpoint does not descend from the earlier one, so find the nodes that ran by
         # comparing the `versions_seen` of both checkpoints.
         if step is None and old is not None:
-            nodes = _find_nodes_with_new_versions(old, new)
+            nodes = _find_nodes_with_changed_versions_seen(old, new)
         return tuple(dict.fromkeys(nodes))
 
     def _find_nodes_executed_in_superstep(
@@ -111,7 +111,7 @@ class Differences:
         return (
             []
             if source == "input"
-            else [*nodes, *_find_nodes_with_new_versions(parent, checkpoint)]
+            else [*nodes, *_find_nodes_with_changed_versions_seen(parent, checkpoint)]
         )
 
     def _compare_channels(
@@ -237,7 +237,7 @@ def _has_unknown_value(ref: Any) -> bool:
     return ref is not None and extract_value_reference_from_delta_channel_reference(ref) is None
 
 
-def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
+def _find_nodes_with_changed_versions_seen(old: Snapshot | None, new: Snapshot) -> list[str]:
     """Return the nodes whose `versions_seen` entries differ between two checkpoints."""
     old_versions = old.versions_seen if old else {}
     nodes = (

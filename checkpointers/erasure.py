@@ -52,7 +52,7 @@ from perdure.checkpointers.records import (
     build_row_key,
     build_row_key_range,
     compute_item_and_alias_position_ranges,
-    compute_metadata_tags,
+    compute_metadata_index_tags,
     decode_stored_id,
     decrypt_client_metadata,
     decrypt_cron,
@@ -139,7 +139,7 @@ def _erase_messages(
     views = yield from _delete_and_count_recorded_model_inputs(
         reader, maintenance, thread_id, rows[0][0]
     )
-    eraser.collect_erased_texts()
+    eraser.remember_erased_texts()
     # If the thread contains dicts, run the first pass again, because a transcript item can be
     # recognised as part of a dict only after the dict has been read.
     if eraser.dicts:
@@ -341,9 +341,9 @@ class _Eraser:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         return title.message_id in {"", *self.remover.ids}
 
-    def collect_erased_texts(self) -> None:
+    def remember_erased_texts(self) -> None:
         """Collect the texts that occur in erased messages but not in the remaining messages."""
-        self.remover.collect_texts_of_removed_messages()
+        self.remover.remember_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_of_erased_messages()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
         self.remover.exclude_texts_that_kept_messages_contain(
@@ -505,7 +505,7 @@ class _Eraser:
         # in the metadata index.
         if fields[1] is not metadata:
             old_tags, new_tags = (
-                {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
+                {*compute_metadata_index_tags(self.seal, self.codec.decode(stored))}
                 for stored in (metadata, fields[1])
             )
             for tag in old_tags - new_tags:

@@ -18,8 +18,8 @@ from perdure.checkpointers.reader import CheckpointReader, build_damaged_index_e
 from perdure.checkpointers.records import (
     build_row_key,
     build_row_key_range,
-    compute_metadata_tag,
-    compute_metadata_tags,
+    compute_metadata_index_tag,
+    compute_metadata_index_tags,
     decode_stored_id,
     encode_id_for_storage,
 )
@@ -45,12 +45,14 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
     return all(_get_metadata_by_path(metadata, name) == value for name, value in where.items())
 
 
-def compute_first_metadata_index_tag(seal: Seal, where: MetadataFilter) -> int | None:
+def compute_tag_of_first_indexed_filter_value(seal: Seal, where: MetadataFilter) -> int | None:
     """Return the first metadata index tag of a filter's values, or None if no value has a tag.
 
     A tag is a number that represents a value in the metadata index.
     """
-    tags = (compute_metadata_tag(seal, name, where[name]) for name in where if "." not in name)
+    tags = (
+        compute_metadata_index_tag(seal, name, where[name]) for name in where if "." not in name
+    )
     return next((tag for tag in tags if tag is not None), None)
 
 
@@ -128,10 +130,10 @@ class Listing:
         Raises:
             CorruptRecord: The index is damaged.
         """
-        tag, last_key = compute_first_metadata_index_tag(self.seal, where), -1
+        tag, last_key = compute_tag_of_first_indexed_filter_value(self.seal, where), -1
         if tag is None:
             return None
-        yield from self._check_metadata_index_next_to_range(tag, 0, _MAX_KEY)
+        yield from self._check_metadata_index_entries_around_range(tag, 0, _MAX_KEY)
         matching = []
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
@@ -148,7 +150,7 @@ class Listing:
                     matching.append((thread_id, last_key))
         return matching
 
-    def _check_metadata_index_next_to_range(
+    def _check_metadata_index_entries_around_range(
         self, index_tag: int, start_key: int, stop_key: int
     ) -> Flow[None]:
         """Check the metadata index entries next to a searched range for corruption.
@@ -182,7 +184,7 @@ class Listing:
             metadata = self.reader.decode_metadata(
                 self.reader.decrypt_checkpoint_row(thread_id, ns, tuple(row))
             )
-            if has_index_entry == (index_tag in compute_metadata_tags(self.seal, metadata)):
+            if has_index_entry == (index_tag in compute_metadata_index_tags(self.seal, metadata)):
                 return metadata
         raise build_damaged_index_error(
             f"the metadata index has a damaged entry for the checkpoint with the key {row[0]}"
@@ -211,7 +213,7 @@ class Listing:
         """
         seq, namespaces = self.read(lambda: self._read_last_seq_and_namespace_rows(thread_id))
         row_iterators = [
-            self._iter_sort_seqs_addresses_and_rows(
+            self._iter_rows_with_sort_seqs_and_addresses(
                 Address(thread_id, name, only_id), key, head, where, before_id, seq + 1
             )
             for key, name, head in namespaces
@@ -238,7 +240,7 @@ class Listing:
             )
         return seq, namespaces
 
-    def _iter_sort_seqs_addresses_and_rows(
+    def _iter_rows_with_sort_seqs_and_addresses(
         self,
         address: Address,
         namespace: int,
@@ -343,11 +345,11 @@ class Listing:
 
         Only rows whose keys are at least `start` and less than `stop` are read.
         """
-        tag = compute_first_metadata_index_tag(self.seal, where)
+        tag = compute_tag_of_first_indexed_filter_value(self.seal, where)
         if tag is not None:
-            yield from self._check_metadata_index_next_to_range(tag, start, stop)
+            yield from self._check_metadata_index_entries_around_range(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:
-            yield from self.reader.check_id_index_row_count(len(rows), start, stop)
+            yield from self.reader.check_id_index_matches_table_row_count(len(rows), start, stop)
         return rows

@@ -35,7 +35,7 @@ from perdure.checkpointers.records import (
     build_row_key,
     build_row_key_range,
     compute_item_and_alias_position_ranges,
-    compute_metadata_tags,
+    compute_metadata_index_tags,
     decode_stored_id,
     decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
@@ -258,7 +258,7 @@ class Maintenance:
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, row[-1])
             if title is None or title.message_id is not None or may_metadata_be_deleted:
-                yield from self.threads.refresh_list_entry(row)
+                yield from self.threads.recompute_thread_list_entry(row)
 
     def delete_thread(
         self, thread_id: str, *, with_runs: bool = True, add_removal_record: bool = True
@@ -343,7 +343,7 @@ class Maintenance:
         """Build the statements that delete a checkpoint's entries from the metadata index."""
         return [
             self.sql("drop_tag", number, checkpoint_key)
-            for number in compute_metadata_tags(self.seal, metadata)
+            for number in compute_metadata_index_tags(self.seal, metadata)
         ]
 
     # -- deleting checkpoints of a thread

@@ -15,9 +15,9 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items is stored with at most `compute_max_range_count(n)` ranges. If a value would need more
-ranges than that, groups of neighbouring short ranges are each replaced with a single range of
-aliases (see `group_log_ranges_for_merging_short_ranges`). An alias is a log entry that refers to an
+of n items is stored with at most `compute_max_log_range_count(n)` ranges. If a value would need
+more ranges than that, groups of neighbouring short ranges are each replaced with a single range of
+aliases (see `group_short_log_ranges_for_merging`). An alias is a log entry that refers to an
 earlier item by its position. In each log, the positions of aliases start at `ALIASES`.
 """
 
@@ -39,33 +39,33 @@ ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # The lowest log position of aliases.
 # The smallest limit on the number of log ranges per value. The limit grows with the number of items
-# in the value; see `compute_max_range_count`.
+# in the value; see `compute_max_log_range_count`.
 MIN_RANGE_LIMIT: Final = 8
 
 
-def compute_max_range_count(item_count: int) -> int:
+def compute_max_log_range_count(item_count: int) -> int:
     """Return the maximum number of log ranges allowed for a value with n items: 8 + 2 log2(n).
 
-    >>> [compute_max_range_count(item_count) for item_count in (1, 40, 1000)]
+    >>> [compute_max_log_range_count(item_count) for item_count in (1, 40, 1000)]
     [8, 18, 27]
     """
     return MIN_RANGE_LIMIT + int(2 * log2(item_count)) if item_count > 1 else MIN_RANGE_LIMIT
 
 
-def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
+def group_short_log_ranges_for_merging(ranges: Ranges) -> list[Ranges]:
     """Divide log ranges into groups, with a separate group for each of the longest ranges.
 
     To reduce the number of ranges, the caller replaces each group of two or more ranges with one
     range of aliases. An alias is a log entry that refers to an earlier item. The longest ranges are
     kept as they are, so that few aliases need to be written. The number of ranges that are kept is
-    at most a quarter of the limit returned by `compute_max_range_count`. Consecutive shorter ranges
-    are combined into one group. Similarly, log-structured merge trees rarely rewrite their largest
-    components, to limit write amplification (O'Neil et al., 1996).
+    at most a quarter of the limit returned by `compute_max_log_range_count`. Consecutive shorter
+    ranges are combined into one group. Similarly, log-structured merge trees rarely rewrite their
+    largest components, to limit write amplification (O'Neil et al., 1996).
 
-    >>> group_log_ranges_for_merging_short_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
+    >>> group_short_log_ranges_for_merging([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
-    kept_count = compute_max_range_count(count_positions(ranges)) // 4
+    kept_count = compute_max_log_range_count(count_positions(ranges)) // 4
     longest = set(
         sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:kept_count]
     )

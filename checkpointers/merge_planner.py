@@ -139,7 +139,7 @@ class MergePlanner:
             current_head: The checkpoint that is the head.
             parent_id: The id of the pruned parent.
         """
-        base = _infer_versions_of_pruned_checkpoint(put, current_head, parent_id)
+        base = _infer_snapshot_of_pruned_checkpoint(put, current_head, parent_id)
         if put.metadata.get("source") == "update":
             return (
                 self._plan_merge_of_state_update(put, current_head, base)
@@ -517,7 +517,7 @@ def _find_channels_written_since(current_head: Snapshot, base_checkpoint: Snapsh
     }
 
 
-def _infer_versions_of_pruned_checkpoint(
+def _infer_snapshot_of_pruned_checkpoint(
     put: CheckpointPut, current_head: Snapshot, checkpoint_id: str
 ) -> Snapshot:
     """Infer a pruned checkpoint's channel versions from a new child checkpoint.

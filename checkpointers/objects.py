@@ -137,7 +137,7 @@ def read_instance_attributes(value: Any) -> dict[str, Any]:
     if kind == "model":
         fields = {n: value.__dict__[n] for n in cls.__pydantic_fields__ if n in value.__dict__}
         return fields | _sort_by_name(value.__pydantic_extra__)
-    slots, dict_descriptor = _find_slots(cls)
+    slots, dict_descriptor = _find_slot_descriptors_and_dict_descriptor(cls)
     attributes = dict(dict_descriptor.__get__(value)) if dict_descriptor else {}
     for name in [*attributes]:
         declared = inspect.getattr_static(cls, name, None)
@@ -167,7 +167,9 @@ def _sort_by_name(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
+def _find_slot_descriptors_and_dict_descriptor(
+    cls: type,
+) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
     """Return a class's slot descriptors by name, and its `__dict__` descriptor if it has one."""
     slots: dict[str, MemberDescriptorType] = {}
     dict_descriptor = None
@@ -301,7 +303,7 @@ def _rebuild_pydantic_model(
 
 def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
     """Rebuild a dataclass by setting its attributes, with defaults for missing fields."""
-    slots, dict_descriptor = _find_slots(cls)
+    slots, dict_descriptor = _find_slot_descriptors_and_dict_descriptor(cls)
     attributes = dict(payload)
     for field in dataclasses.fields(cls):
         if field.name in attributes:

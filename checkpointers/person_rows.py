@@ -331,7 +331,7 @@ def _find_owner_of_thread(thread: ListedThread) -> Any:
     """Return a thread's `owner` from its head's metadata, falling back to its client metadata."""
     client = (
         thread.client
-        if thread.does_client_metadata_describe_conversation and thread.client
+        if thread.does_client_metadata_describe_stored_conversation and thread.client
         else None
     )
     return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

@@ -529,7 +529,9 @@ class TaskWrites:
             writes_by_index[index] = [index, channel, reference]
         self.encoded, self.cached_thread = list(writes_by_index.values()), cached_thread
 
-    def get_writes_with_valid_references(self, thread_key: int, generation: int) -> list[Write]:
+    def get_writes_without_outdated_references(
+        self, thread_key: int, generation: int
+    ) -> list[Write]:
         """Return the encoded writes, with references that are valid for the thread's current state.
 
         The encoded writes can contain references to log items of the cached thread. These
@@ -744,7 +746,7 @@ def encode_value_as_inline_reference(
             _, parts = _find_ranges_and_parts_in_log(
                 codec, log, log.find_committed_item_position, elements, comparison_forms, [], path
             )
-            return [kind, [_build_inline_reference_element(log, part) for part in parts]]
+            return [kind, [_convert_item_or_range_to_inline_element(log, part) for part in parts]]
     pairs = zip(elements, comparison_forms, strict=True)
     encoded_elements = [
         codec.encode_for_storage(element, data, lambda: path) for element, data in pairs
@@ -883,7 +885,7 @@ def _count_elements_equal_to_log_items(
     return equal_count
 
 
-def _build_inline_reference_element(log: ChannelLog, item_or_range: bytes | Range) -> Any:
+def _convert_item_or_range_to_inline_element(log: ChannelLog, item_or_range: bytes | Range) -> Any:
     """Convert a new item or a log range to the form used in inline references.
 
     A new item is stored as bytes, and a range as `[log_key, start, length]`.

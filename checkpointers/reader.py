@@ -209,7 +209,7 @@ class CheckpointReader:
             for (entry,) in (yield self.sql("damaged_index_entries", *params)):
                 raise build_damaged_index_error(f"the index entry of {entry} is damaged")
 
-    def check_id_index_row_count(
+    def check_id_index_matches_table_row_count(
         self, table_row_count: int, start_key: int, stop_key: int
     ) -> Flow[None]:
         """Check that the checkpoint table and its id index have the same row count in a key range.
@@ -374,7 +374,9 @@ class CheckpointReader:
     def read_rows_of_writes(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
         return [
-            *self._skip_rows_of_other_checkpoints((yield self._build_writes_statement(checkpoint)))
+            *self._iter_checkpoint_write_rows_without_neighbours(
+                (yield self._build_writes_statement(checkpoint))
+            )
         ]
 
     def _build_writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
@@ -526,7 +528,9 @@ class CheckpointReader:
         numbers.
         """
         rows = yield self.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
-        yield from self.check_id_index_row_count(len(rows), *build_row_key_range(namespace_key))
+        yield from self.check_id_index_matches_table_row_count(
+            len(rows), *build_row_key_range(namespace_key)
+        )
         return ((row, self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -655,7 +659,7 @@ class CheckpointReader:
             channels: Only writes to these channels are read; None means all.
         """
         writes = []
-        for row in self._skip_rows_of_other_checkpoints(rows):
+        for row in self._iter_checkpoint_write_rows_without_neighbours(rows):
             task_id = decode_stored_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
@@ -666,7 +670,7 @@ class CheckpointReader:
         writes.sort(key=lambda entry: entry[0])
         return [write for _, write in writes]
 
-    def _skip_rows_of_other_checkpoints(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _iter_checkpoint_write_rows_without_neighbours(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield the rows of the `checkpoint_writes` statement that belong to the checkpoint.
 
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the

@@ -24,7 +24,7 @@ from perdure.checkpointers.manifest import (
     MAP,
     SNAPSHOT,
     ValueReference,
-    compute_max_range_count,
+    compute_max_log_range_count,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.thread_records import NamespaceRecords, ThreadRecords
@@ -58,7 +58,7 @@ class _LogPositions:
         """Check that all items in a value's stored log ranges exist.
 
         Values with too many items are rejected as well. A valid value has at most
-        `compute_max_range_count` ranges, each no longer than the log. This limits the number of
+        `compute_max_log_range_count` ranges, each no longer than the log. This limits the number of
         items in a value to a small multiple of the log's length.
         """
         total = 0
@@ -69,7 +69,7 @@ class _LogPositions:
             _require(rows == length, f"items {start} to {stop}")
             total += length
         _require(
-            total <= (compute_max_range_count(total) + 1) * len(self.order),
+            total <= (compute_max_log_range_count(total) + 1) * len(self.order),
             "the number of items of a value",
         )
 

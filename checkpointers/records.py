@@ -140,7 +140,7 @@ def compute_item_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     return (log_key & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
-def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
+def compute_metadata_index_tag(seal: Seal, key: str, value: Any) -> int | None:
     """Return a metadata value's index tag (a keyed hash), or None if the value is not indexed.
 
     None is not indexed, because a LangGraph filter for None also matches metadata that lacks the
@@ -165,7 +165,7 @@ def _compute_tag_number(hash_key: bytes, text: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
+def compute_metadata_index_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Return the index tags of a checkpoint's metadata.
 
     Values that are not indexed get no tag.
@@ -174,7 +174,7 @@ def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     for key, value in metadata.items():
         if (
             key not in UNTAGGED_NAMES
-            and (tag_number := compute_metadata_tag(seal, key, value)) is not None
+            and (tag_number := compute_metadata_index_tag(seal, key, value)) is not None
         ):
             tags.append(tag_number)
     return tags
@@ -422,7 +422,7 @@ def build_thread_search_keys(
     """
     if isinstance(seal, LangGraphSeal):
         return None
-    tag_numbers = [*islice(iter_tags_of_nested_metadata(seal, metadata), _MAX_TAGS + 1)]
+    tag_numbers = [*islice(iter_search_tags_of_nested_metadata(seal, metadata), _MAX_TAGS + 1)]
     if len(tag_numbers) > _MAX_TAGS:
         return None
     tags = b"".join(number.to_bytes(8, "big", signed=True) for number in tag_numbers)
@@ -436,7 +436,7 @@ def fold_search_text(text: str) -> bytes:
     return text.casefold().encode(errors="surrogatepass")
 
 
-def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
+def iter_search_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     """Yield the tags of all strings and numbers in the metadata.
 
     Values nested deeper than `_TAG_LEVELS` are skipped. A list element's tag does not depend on its
@@ -446,11 +446,11 @@ def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator
         return
     if isinstance(value, Mapping):
         for name, nested_value in value.items():
-            yield from iter_tags_of_nested_metadata(seal, nested_value, *path, str(name))
+            yield from iter_search_tags_of_nested_metadata(seal, nested_value, *path, str(name))
     elif isinstance(value, list | tuple):
         for nested_value in value:
-            yield from iter_tags_of_nested_metadata(seal, nested_value, *path, "")
-    elif (number := compute_metadata_tag(seal, "\0".join(path), value)) is not None:
+            yield from iter_search_tags_of_nested_metadata(seal, nested_value, *path, "")
+    elif (number := compute_metadata_index_tag(seal, "\0".join(path), value)) is not None:
         yield number
 
 

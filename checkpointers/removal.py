@@ -103,7 +103,7 @@ class Remover:
     """Removes erased messages from values.
 
     Messages are recognised by their ids. Quotations of erased messages are recognised only after a
-    call to `collect_texts_of_removed_messages`, unless the `Remover` was built by
+    call to `remember_texts_of_removed_messages`, unless the `Remover` was built by
     `from_erased_text_sets`.
 
     Args:
@@ -164,7 +164,7 @@ class Remover:
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
-    def collect_texts_of_removed_messages(self) -> None:
+    def remember_texts_of_removed_messages(self) -> None:
         """Collect the texts and tool calls of the removed messages.
 
         The `Remover` uses these texts and tool calls to recognise quotations of the removed
@@ -200,7 +200,7 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
-            uid, fields = _get_message_id_and_langchain_form(value)
+            uid, fields = _get_message_id_and_langchain_representation(value)
             if (
                 not uid
                 or uid in self.ids
@@ -246,7 +246,7 @@ class Remover:
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
-        uid, fields = _get_message_id_and_langchain_form(value)
+        uid, fields = _get_message_id_and_langchain_representation(value)
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
@@ -339,7 +339,7 @@ class Remover:
         """
         is_dict, is_message = (
             isinstance(value, dict),
-            _get_message_id_and_langchain_form(value)[1] is not None,
+            _get_message_id_and_langchain_representation(value)[1] is not None,
         )
         is_result = is_message and _get_text_field(value, "tool_call_id") in self._call_ids
         if is_message:
@@ -401,7 +401,7 @@ def _get_text_field(value: Any, name: str) -> str:
     return text if type(text) is str else ""
 
 
-def _get_message_id_and_langchain_form(value: Any) -> tuple[str | None, Any]:
+def _get_message_id_and_langchain_representation(value: Any) -> tuple[str | None, Any]:
     """Parse a value that may be a message.
 
     Returns:

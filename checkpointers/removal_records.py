@@ -240,7 +240,7 @@ class RemovalRecords:
             thread_id, {_ROLLED_BACK: checkpoint_ids}, None
         )
 
-    def find_rolled_back_checkpoints(
+    def find_ids_of_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
     ) -> Flow[list[str]]:
         """Return the ids in `checkpoint_ids` whose checkpoints were deleted by a rollback."""

@@ -169,7 +169,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         address, started_at = parse_address(config), time.time()
         writes_by_others = (
-            self.database.count_writes_by_others(self._own_writes)
+            self.database.count_writes_except_own(self._own_writes)
             if self._reader.is_head_cached(address)
             else None
         )
@@ -187,9 +187,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `get_tuple`."""
         address, started_at = parse_address(config), time.time()
         if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
-            writes_by_others = self.database.count_writes_by_others(self._own_writes)
+            writes_by_others = self.database.count_writes_except_own(self._own_writes)
             if writes_by_others is None:
-                writes_by_others = await self.database.wait_and_count_writes_by_others(
+                writes_by_others = await self.database.wait_and_count_writes_except_own(
                     self._own_writes
                 )
             checkpoint = self._find_cached_checkpoint_tuple(address, writes_by_others)

@@ -48,7 +48,8 @@ from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
 # Placeholders for a thread key and a generation. No thread has these values, so
-# `get_writes_with_valid_references` returns all items inline instead of as references to log items.
+# `get_writes_without_outdated_references` returns all items inline instead of as references to log
+# items.
 _NO_ROWS: Final = 0, -1
 
 
@@ -91,9 +92,11 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_membership_of_candidate_substrings(text))
+        return super().has_part_of(text) or any(
+            self._iter_whether_candidate_substring_is_in_set(text)
+        )
 
-    def _iter_membership_of_candidate_substrings(self, text: str) -> Iterator[bool]:
+    def _iter_whether_candidate_substring_is_in_set(self, text: str) -> Iterator[bool]:
         """Yield, for each candidate substring of a text, whether it is in this set.
 
         A substring is a candidate if it has the same first `PREFIX_CHARS` characters and the same
@@ -106,7 +109,7 @@ class KeyedTexts(TextSet):
                 part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
-    def collect_plain_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
+    def collect_unhashed_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages that are available in plain text, not only as hashes.
 
         The returned dict has a single entry. Its key is the kind of texts that this set contains.
@@ -174,12 +177,12 @@ class StalePut:
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
-    def collect_plain_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
+    def collect_unhashed_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of the erased messages found in the request, grouped by kind."""
         return {
             kind: texts
             for known in self._known
-            for kind, texts in known.collect_plain_erased_texts_by_kind().items()
+            for kind, texts in known.collect_unhashed_erased_texts_by_kind().items()
         }
 
     def is_erased(self, message: BaseMessage) -> bool:
@@ -191,7 +194,7 @@ class StalePut:
     def copy_checkpoint_put_without_erased_messages(self, put: CheckpointPut) -> CheckpointPut:
         """Return a copy of `put` from which erased messages and quotations of them are removed."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
-        self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
+        self._remember_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
         remaining: dict[str, Any] = {}
         is_answer_gone = False
@@ -213,7 +216,7 @@ class StalePut:
         fields = ({} if part is REMOVED else part for part in (other_fields, metadata))
         return put.copy_with_values(self._codec, remaining, *fields)
 
-    def _collect_texts_of_erased_messages(
+    def _remember_texts_of_erased_messages(
         self, values: Iterable[tuple[str, Any]], *, are_inputs: bool
     ) -> None:
         """Find erased messages by id in the given values, and collect the messages' texts."""
@@ -224,7 +227,7 @@ class StalePut:
             )
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
-        self._remover.collect_texts_of_removed_messages()
+        self._remover.remember_texts_of_removed_messages()
         self._remover.exclude_texts_that_kept_messages_contain(
             part for _, value in values for part in _list_values_that_may_be_messages(value)
         )
@@ -262,9 +265,9 @@ class StalePut:
         Returns:
             The remaining writes, and whether the task still waits for an answer.
         """
-        writes = request.get_writes_with_valid_references(*_NO_ROWS)
+        writes = request.get_writes_without_outdated_references(*_NO_ROWS)
         values = [decode_value_of_inline_reference(self._codec, ref) for _, _, ref in writes]
-        self._collect_texts_of_erased_messages(
+        self._remember_texts_of_erased_messages(
             zip((channel for _, channel, _ in writes), values, strict=True), are_inputs=True
         )
         remaining: list[Write] = []

@@ -48,7 +48,7 @@ from perdure.checkpointers.records import (
     build_row_key_range,
     compute_item_and_alias_position_ranges,
     compute_item_hash,
-    compute_metadata_tags,
+    compute_metadata_index_tags,
     decrypt_client_metadata,
     encode_id_for_storage,
     encrypt_checkpoint,
@@ -299,7 +299,7 @@ class _ThreadWriter:
             self.seal, self.target_id, checkpoint_ns, row, mapped, transcripts
         )
         yield self.sql("add_checkpoint", checkpoint_key, checkpoint_key >> 32, *row[1:], body)
-        for number in compute_metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
+        for number in compute_metadata_index_tags(self.seal, self.reader.decode_metadata(snapshot)):
             yield self.sql("add_tag", number, checkpoint_key)
 
 
@@ -602,7 +602,7 @@ class DatabaseImport:
         while True:
             number = self.source.database.read(read_number)
             records = self.source.database.read(partial(self._read_records, thread_id))
-            report = self._write_new_records(records, target)
+            report = self._write_thread_unless_rejected(records, target)
             if (
                 report is None
                 or not report.checkpoints
@@ -667,12 +667,18 @@ class DatabaseImport:
                 len(target_contents.checkpoints) :
             ]
         }
-        if (yield from reader.removals.find_rolled_back_checkpoints(target_thread_id, new_ids)):
+        if (
+            yield from reader.removals.find_ids_of_rolled_back_checkpoints(
+                target_thread_id, new_ids
+            )
+        ):
             self._rolled_back.append(records.thread_id)
             return None
         return target_contents
 
-    def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
+    def _write_thread_unless_rejected(
+        self, records: ThreadRecords, target: str
+    ) -> ImportReport | None:
         """Write a thread to the target, unless the target already has all of the thread's records.
 
         Return None if the thread is rejected.

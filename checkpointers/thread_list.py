@@ -26,7 +26,7 @@ from perdure.checkpointers.records import (
     decrypt_listed_title_and_encoded_metadata,
     encrypt_client_metadata_and_search_keys,
     fold_search_text,
-    iter_tags_of_nested_metadata,
+    iter_search_tags_of_nested_metadata,
     select_metadata_shown_in_thread_lists,
 )
 from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
@@ -104,7 +104,7 @@ class ListedThread:
     expires_at: datetime | None = None
 
     @property
-    def does_client_metadata_describe_conversation(self) -> bool:
+    def does_client_metadata_describe_stored_conversation(self) -> bool:
         """Whether the client-supplied metadata describes the conversation stored in the thread.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
@@ -129,7 +129,7 @@ class ListedThread:
         head_metadata = self.head_metadata or {}
         client = (
             self.client
-            if self.does_client_metadata_describe_conversation and self.client
+            if self.does_client_metadata_describe_stored_conversation and self.client
             else ClientMetadata({})
         )
         user = head_metadata.get("user_id")
@@ -145,7 +145,7 @@ class ListedThread:
         """The title set by a client, or the head's title if no client has set one."""
         metadata = (
             self.client.metadata
-            if self.does_client_metadata_describe_conversation and self.client
+            if self.does_client_metadata_describe_stored_conversation and self.client
             else {}
         )
         return str(metadata.get("title") or self.title)
@@ -313,7 +313,7 @@ class ThreadList:
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
-            tags = [iter_tags_of_nested_metadata(self._seal, value, key) for key in names]
+            tags = [iter_search_tags_of_nested_metadata(self._seal, value, key) for key in names]
             for alternatives in zip(*tags, strict=True):
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 

@@ -174,7 +174,9 @@ def _read_namespace(
     `last_seq` and its ancestors are read from the root namespace.
     """
     rows = yield reader.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
-    yield from reader.check_id_index_row_count(len(rows), *build_row_key_range(namespace_key))
+    yield from reader.check_id_index_matches_table_row_count(
+        len(rows), *build_row_key_range(namespace_key)
+    )
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
         rows = (

@@ -22,7 +22,7 @@ from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
 from perdure.checkpointers.delta import TranscriptMessageIndex
 from perdure.checkpointers.listing import (
     MetadataFilter,
-    compute_first_metadata_index_tag,
+    compute_tag_of_first_indexed_filter_value,
     metadata_matches,
 )
 from perdure.checkpointers.manifest import (
@@ -150,10 +150,10 @@ class ThreadReader:
             (log.resolve_alias_to_item_position(position), is_branch)
             for position, is_branch in entries
         ]
-        value_positions |= yield from self._find_positions_of_reencoded_value_items(
+        value_positions |= yield from self._find_positions_of_items_reencoded_in_value(
             address, checkpoint, channel, value_positions
         )
-        yield from self._load_item_times(
+        yield from self._load_item_storage_times_into_log(
             address.thread_id, log, {position for position, _ in origins}
         )
         times = log.stored_times
@@ -178,7 +178,9 @@ class ThreadReader:
 
         return decode_items
 
-    def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
+    def _load_item_storage_times_into_log(
+        self, thread_id: str, log: ChannelLog, positions: set[int]
+    ) -> Flow[None]:
         """Read and cache the time at which each item at `positions` was first stored."""
         missing_ranges = join_adjacent_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
@@ -211,7 +213,7 @@ class ThreadReader:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
 
-    def _find_positions_of_reencoded_value_items(
+    def _find_positions_of_items_reencoded_in_value(
         self,
         address: Address,
         checkpoint: StoredCheckpoint,
@@ -333,7 +335,10 @@ class ThreadReader:
         only_waiting: bool,
     ) -> Flow[list[ThreadHead]]:
         """Return the heads of one page of threads; see `Checkpointer.heads`."""
-        tag, heads = compute_first_metadata_index_tag(self.reader.seal, where), list[ThreadHead]()
+        tag, heads = (
+            compute_tag_of_first_indexed_filter_value(self.reader.seal, where),
+            list[ThreadHead](),
+        )
         statement_args = ("list_threads",) if tag is None else ("tagged_threads", tag)
         statement_args = ("waiting_threads",) if only_waiting else statement_args
         while True:
@@ -395,7 +400,7 @@ class ThreadReader:
             heads.append(ThreadHead(thread_id, checkpoint_id, metadata, *times, status, text))
         return heads
 
-    def refresh_list_entry(self, row: Row) -> Flow[None]:
+    def recompute_thread_list_entry(self, row: Row) -> Flow[None]:
         """Recompute the title and metadata in a thread's row from the head checkpoint."""
         title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
@@ -568,7 +573,7 @@ class ThreadReader:
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
             keys = yield self.sql("checkpoint_keys", *build_row_key_range(namespace))
-            yield from self.reader.check_id_index_row_count(
+            yield from self.reader.check_id_index_matches_table_row_count(
                 len(keys), *build_row_key_range(namespace)
             )
             head_lineage = {key for key, *_ in select_lineage(keys, build_row_key(namespace, head))}

@@ -56,7 +56,7 @@ from perdure.checkpointers.records import (
     collect_transcript_ranges_to_store,
     compute_item_and_alias_position_ranges,
     compute_item_hash,
-    compute_metadata_tags,
+    compute_metadata_index_tags,
     decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
     encode_id_for_storage,
@@ -349,7 +349,8 @@ class CheckpointWriter:
         )
         statements += additions.build_statements()
         tags = [
-            (tag_number, snapshot.key) for tag_number in compute_metadata_tags(self.seal, metadata)
+            (tag_number, snapshot.key)
+            for tag_number in compute_metadata_index_tags(self.seal, metadata)
         ]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
@@ -540,7 +541,7 @@ class CheckpointWriter:
         """Build the statements that replace a stored checkpoint with a new snapshot."""
         snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
         checkpoint_key, _, parent, *_, body = self._build_checkpoint_row(address, snapshot, now)
-        old_tags = compute_metadata_tags(self.seal, self.reader.decode_metadata(replaced))
+        old_tags = compute_metadata_index_tags(self.seal, self.reader.decode_metadata(replaced))
         statements = [self.sql("drop_tag", tag_number, checkpoint_key) for tag_number in old_tags]
         statements.append(self.sql("replace_checkpoint", parent, now, body, checkpoint_key))
         statements.append(self.sql("mark_rows_removed", thread.key))
@@ -611,7 +612,7 @@ class CheckpointWriter:
                 return PlannedTransaction(self.cache, self.own_writes, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
             yield from self.removals.add_texts_to_newest_record(
-                thread_id, stale.collect_plain_erased_texts_by_kind()
+                thread_id, stale.collect_unhashed_erased_texts_by_kind()
             )
         put.replace_cache_references_and_messages_by_copies(
             *self._get_thread_key_and_generation_if_cache_is_valid(
@@ -902,7 +903,7 @@ class CheckpointWriter:
         # Reset the cached thread's last-activity time to the stored value, because planning a
         # transaction that later failed may have changed the cached value.
         thread.updated_at = updated_at
-        writes = request.get_writes_with_valid_references(
+        writes = request.get_writes_without_outdated_references(
             *self._get_thread_key_and_generation_if_cache_is_valid(
                 request, (key, generation), is_cache_valid
             )
@@ -912,7 +913,7 @@ class CheckpointWriter:
                 stale.remove_erased_messages_from_writes_and_check_if_task_waits(request)
             )
             yield from self.removals.add_texts_to_newest_record(
-                thread_id, stale.collect_plain_erased_texts_by_kind()
+                thread_id, stale.collect_unhashed_erased_texts_by_kind()
             )
         task_id, task_path = request.task_id, request.task_path
         earlier_rows = yield self.sql(

@@ -487,7 +487,7 @@ class JobQueue:
     def __init__(self, database: str | None, schema: str) -> None:
         self._schema = schema
         with ExitStack() as stack:
-            self._url, self._locks = _resolve_url_and_lock_path(database, stack)
+            self._url, self._locks = _build_queue_url_and_lock_path_prefix(database, stack)
             with _translate_database_errors("open"):
                 _refuse_transaction_pooler(self._url)
                 DBOS.migrate(self._url, schema=schema)
@@ -764,7 +764,9 @@ def _refuse_transaction_pooler(url: str) -> None:
         )
 
 
-def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[str, str]:
+def _build_queue_url_and_lock_path_prefix(
+    database: str | None, stack: ExitStack
+) -> tuple[str, str]:
     """Return the queue's SQLAlchemy URL, and the path prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]

@@ -116,7 +116,7 @@ async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedH
     return SavedHead(head, values)
 
 
-def can_store_summary(head: CheckpointTuple) -> bool:
+def can_store_summary_at_head_checkpoint(head: CheckpointTuple) -> bool:
     """Return whether a summary can be stored at a head checkpoint.
 
     A summary can be stored if no run is in progress, no interrupt is pending, and the checkpoint
@@ -157,7 +157,11 @@ async def store_summary_if_head_unchanged(
         await Effect(lock.__enter__, lock.__aenter__)
     try:
         current = await read_head_checkpoint(thread, messages_key)
-        if current is None or not can_store_summary(current.tuple) or current.id != head.id:
+        if (
+            current is None
+            or not can_store_summary_at_head_checkpoint(current.tuple)
+            or current.id != head.id
+        ):
             return False
         if current.values.get(messages_key) != head.values.get(messages_key):
             return False
@@ -262,7 +266,7 @@ def _wait_for_run_end_unless_rescheduled(
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():
         head = run_operation(read_head_checkpoint(thread, messages_key))
-        if head is not None and can_store_summary(head.tuple):
+        if head is not None and can_store_summary_at_head_checkpoint(head.tuple):
             messages = head.values.get(messages_key)
             if any(getattr(message, "id", None) == last_message_id for message in messages or ()):
                 return True

@@ -50,8 +50,8 @@ from perdure.memory.extractors import (
 )
 from perdure.memory.gate import (
     Gate,
-    add_stored_message_ids_to_tombstones,
-    build_message_tombstone_keys,
+    add_message_ids_of_replaced_tombstones,
+    build_tombstone_keys_of_source_messages,
     build_tombstones,
     judge_candidates_and_plan_puts,
 )
@@ -220,7 +220,9 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     Returns:
         The puts, and an outcome for each proposed change.
     """
-    additions, unchanged = await _filter_out_known_episodes(proposal.additions, scope)
+    additions, unchanged = await _filter_out_stored_episodes_and_plan_outcomes(
+        proposal.additions, scope
+    )
     changes: list[ProposedChange] = [*additions, *proposal.revisions]
     puts_of_change_counter = (
         (await build_puts_that_increment_change_counter(scope.adapter, scope.namespace))
@@ -242,7 +244,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     )
     if deletions.puts:
         deletions = deletions._replace(
-            puts=await add_stored_message_ids_to_tombstones(scope.adapter, deletions.puts)
+            puts=await add_message_ids_of_replaced_tombstones(scope.adapter, deletions.puts)
         )
     admitted = await plan_changes_that_gate_admits(permitted, current, end_dates, gate, scope)
     parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
@@ -262,7 +264,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
 
-async def _filter_out_known_episodes(
+async def _filter_out_stored_episodes_and_plan_outcomes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
     """Filter out new episodes that share a source message with a stored episode.
@@ -274,13 +276,15 @@ async def _filter_out_known_episodes(
         return additions, ChangePlan()
     by_source: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter={"kind": EPISODE}):
-        by_source |= dict.fromkeys(build_message_tombstone_keys(memory.provenance), memory.key)
+        by_source |= dict.fromkeys(
+            build_tombstone_keys_of_source_messages(memory.provenance), memory.key
+        )
     new: list[Addition] = []
     outcomes: list[Outcome] = []
     for addition in additions:
         keys_known = [
             by_source[source]
-            for source in build_message_tombstone_keys(addition.candidate.provenance)
+            for source in build_tombstone_keys_of_source_messages(addition.candidate.provenance)
             if source in by_source
         ]
         if keys_known and addition.candidate.kind == EPISODE:
@@ -664,7 +668,7 @@ class MemoryWriter:
                 for version in (*versions, memory)
                 for put in build_tombstones(version, "deleted")
             ]
-            puts = await add_stored_message_ids_to_tombstones(self.adapter, puts)
+            puts = await add_message_ids_of_replaced_tombstones(self.adapter, puts)
             return ChangePlan(puts, [Outcome("deleted", key)])
 
         try:

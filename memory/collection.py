@@ -33,7 +33,7 @@ from perdure.memory.changes import (
 )
 from perdure.memory.gate import (
     Gate,
-    add_stored_message_ids_to_tombstones,
+    add_message_ids_of_replaced_tombstones,
     build_tombstone,
     build_tombstones,
 )
@@ -605,7 +605,7 @@ async def forget_matching_memories(
         if namespace[0] != RESERVED_LABEL:  # Quarantine entries get no tombstones.
             versions += await adapter.list_versions(namespace, key)
     await adapter.write(
-        await add_stored_message_ids_to_tombstones(adapter, _build_distinct_tombstones(versions))
+        await add_message_ids_of_replaced_tombstones(adapter, _build_distinct_tombstones(versions))
     )
     receipt = _build_empty_receipt(clean=True)
     for searched_namespace in namespaces:
@@ -671,7 +671,7 @@ async def _write_tombstones_if_store_has_room(
 ) -> bool:
     """Try to write tombstones, and return whether the store had room for all of them."""
     try:
-        await adapter.write(await add_stored_message_ids_to_tombstones(adapter, tombstones))
+        await adapter.write(await add_message_ids_of_replaced_tombstones(adapter, tombstones))
     except LimitExceeded:
         return False
     return True
@@ -799,7 +799,7 @@ class Quarantine:
         stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
         tombstone = build_tombstone(namespace, hash_normal_form(stored.text), "forgotten", ids)
-        await adapter.write(await add_stored_message_ids_to_tombstones(adapter, [tombstone]))
+        await adapter.write(await add_message_ids_of_replaced_tombstones(adapter, [tombstone]))
         await erase_items(adapter, entries_namespace, key)
         return Outcome("deleted", key)
 

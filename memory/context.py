@@ -348,7 +348,7 @@ class UseMemories(MessagesNode):
         self._as_of = parse_clock_option("as_of", as_of)
         self._following: list[MessagesNode] = []
 
-    def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
+    def adapt_to_following_view_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
         """Return a copy of the node that knows which parts follow it in a view.
 
         The copy applies `following_parts` to a request to determine which messages remain in it.
@@ -371,7 +371,9 @@ class UseMemories(MessagesNode):
             possible, turns = tee(turns)
             filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
-                shown_ids = await self._find_shown_message_ids(filled_input, state, config)
+                shown_ids = await self._find_message_ids_left_by_following_parts(
+                    filled_input, state, config
+                )
             except BudgetExceeded:
                 # The tokens reserved for the memories do not fit in the token budget of a later
                 # part of the view. Halve the reservation and try again.
@@ -385,7 +387,7 @@ class UseMemories(MessagesNode):
                 replace(model_input, turns=possible), render_section("memories", lines)
             )
             try:
-                await self._find_shown_message_ids(filled_input, state, config)
+                await self._find_message_ids_left_by_following_parts(filled_input, state, config)
                 break
             # The memories take up more tokens than estimated and exceed the token budget of a later
             # part of the view. Drop the last memory and try again.
@@ -397,7 +399,7 @@ class UseMemories(MessagesNode):
     transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
     atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
 
-    async def _find_shown_message_ids(
+    async def _find_message_ids_left_by_following_parts(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         """Return the ids of the messages that remain after the later parts of the view have run.

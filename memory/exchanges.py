@@ -146,7 +146,7 @@ def _group_turn_into_inseparable_units(
     grouper = _TurnGrouper()
     for message in turn:
         grouper.add_message(message)
-    grouper.attach_and_collect_late_results(unmatched_results)
+    grouper.attach_matching_results_and_add_unmatched_ones(unmatched_results)
     units: list[Unit] = []
     for group in grouper.groups:
         unit: list[BaseMessage] = []
@@ -364,7 +364,7 @@ class _TurnGrouper:
         result_ids = [] if kind == "chat" else list_call_ids_of_results(message)
         # Some providers put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
-        group, stray_result_call_ids = self._attach_results_and_get_group_and_stray_ids(
+        group, stray_result_call_ids = self._attach_results_and_get_call_group_and_unmatched_ids(
             message, [u for u in result_ids if u not in own]
         )
         if kind in ("tool", "other") or (kind == "human" and group is not None):
@@ -385,7 +385,7 @@ class _TurnGrouper:
         # these calls.
         self._pending |= pending
 
-    def _attach_results_and_get_group_and_stray_ids(
+    def _attach_results_and_get_call_group_and_unmatched_ids(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Match the tool results in a message to their tool calls.
@@ -406,21 +406,23 @@ class _TurnGrouper:
                 stray_result_call_ids.append(call_id)
         return group, stray_result_call_ids
 
-    def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
-        """Attach late results to calls of this turn, and collect results of earlier calls.
+    def attach_matching_results_and_add_unmatched_ones(
+        self, unmatched_results: dict[str, BaseMessage]
+    ) -> None:
+        """Attach unmatched tool results to calls of this turn, and collect further unmatched ones.
 
-        A late result is a tool result whose call is in an earlier turn. If `late_results` contains
-        the result of an unanswered call in this turn, the result is attached to that call. Tool
-        results whose call is not in this turn are added to `late_results`.
+        If `unmatched_results` contains the result of an unanswered call in this turn, the result is
+        attached to that call. Results in this turn whose call is in an earlier turn are added to
+        `unmatched_results`.
         """
-        for call_id in self._pending.keys() & late_results.keys():
-            result = late_results.pop(call_id)
+        for call_id in self._pending.keys() & unmatched_results.keys():
+            result = unmatched_results.pop(call_id)
             if self._pending[call_id]:
                 _, step, position = self._pending[call_id].pop(0)
                 step.add_call_result(position, result)
         for stray in reversed(self._strays):
             # If several results have the same call id, keep the first one.
-            late_results[stray.tool_call_id] = stray
+            unmatched_results[stray.tool_call_id] = stray
 
 
 def _are_all_in_tool_calls(calls: list[Call]) -> bool:

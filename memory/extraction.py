@@ -51,10 +51,10 @@ from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExt
 from perdure.memory.gate import TOMBSTONE_CHECK, Gate
 from perdure.memory.loaded_thread import (
     LoadedThread,
-    begin_loading_thread,
     find_run_thread,
     has_erased_message,
     remove_erased_messages,
+    start_tracking_erasures_in_thread,
 )
 from perdure.memory.model_call import format_repeat_count
 from perdure.memory.nodes import Learner
@@ -232,7 +232,9 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
-            pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
+            pipeline.loaded = await start_tracking_erasures_in_thread(
+                self.saver, thread_id, self.messages_key
+            )
             return await thread_messages.read_history(
                 self.saver, thread_id, self.messages_key, watermark.recently_read_message_ids
             )
@@ -471,7 +473,7 @@ class RememberTurns(Learner):
         adapter = self._adapter or get_adapter(None, self.namespace)
         thread_id = check_thread_id(thread_id)
         loaded, read_count = find_run_thread(config, self.messages_key), count()
-        messages = thread_messages.mark_messages_written_by_others(messages)
+        messages = thread_messages.mark_messages_not_written_by_person_of_run(messages)
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.

@@ -33,7 +33,7 @@ class FailedTurns:
 
         `state_messages` are the messages in the graph's state.
         """
-        for key in _build_failure_keys_of_current_turn(state_messages):
+        for key in _build_keys_that_identify_current_turn(state_messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
@@ -46,13 +46,13 @@ class FailedTurns:
         # Return early in the common case that no operation has failed.
         if not self._failed_at:
             return False
-        run, *questions = _build_failure_keys_of_current_turn(state_messages) or (None,)
+        run, *questions = _build_keys_that_identify_current_turn(state_messages) or (None,)
         since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
-def _build_failure_keys_of_current_turn(state_messages: Messages) -> tuple[Any, ...]:
+def _build_keys_that_identify_current_turn(state_messages: Messages) -> tuple[Any, ...]:
     """Return the keys under which a failure in the current turn is recorded.
 
     The first key in the returned tuple identifies the run. The second key is the pair (thread id,

@@ -69,12 +69,12 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
         hash_normal_form(text)
         for text in (memory.text, *(previous.text for previous in memory.previous))
     ]
-    keys += build_message_tombstone_keys(source) if memory.kind == TURN else []
+    keys += build_tombstone_keys_of_source_messages(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
     return [build_tombstone(memory.namespace, key, removal, ids) for key in dict.fromkeys(keys)]
 
 
-def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
+def build_tombstone_keys_of_source_messages(provenance: Provenance | None) -> list[str]:
     """Return the tombstone keys for the source messages listed in a provenance."""
     if provenance is None:
         return []
@@ -111,7 +111,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
-async def add_stored_message_ids_to_tombstones(
+async def add_message_ids_of_replaced_tombstones(
     adapter: StoreAdapter, puts: Sequence[PutItem]
 ) -> list[PutItem]:
     """Add the message ids of stored tombstones to the tombstones that will replace them.
@@ -230,7 +230,7 @@ class Gate:
         )
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
-        await _refuse_deleted_candidates(judgement, adapter, namespace, thread)
+        await _refuse_previously_deleted_candidates(judgement, adapter, namespace, thread)
         await _refuse_facts_already_stored_or_outdated(judgement, adapter, namespace)
         judgement.verdicts = await self.apply_checks(candidates, judgement.verdicts)
         _refuse_facts_that_repeat_earlier_candidate(judgement)
@@ -334,7 +334,10 @@ async def judge_candidates_and_plan_puts(
             change, outcome_key = "added", key
             puts.append(
                 build_put(
-                    namespace, key, value, provenance=_get_provenance_with_trust_class(candidate)
+                    namespace,
+                    key,
+                    value,
+                    provenance=_get_provenance_with_role_as_default_trust(candidate),
                 )
             )
         elif verdict.action == "quarantine":
@@ -348,7 +351,7 @@ async def judge_candidates_and_plan_puts(
     return ChangePlan(puts, outcomes)
 
 
-def _get_provenance_with_trust_class(candidate: Candidate) -> Provenance:
+def _get_provenance_with_role_as_default_trust(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
     If the provenance has no trust class, the candidate's role is used as the trust class.
@@ -372,7 +375,7 @@ def _build_quarantine_put(
     value |= {"key": key, "fields": dict(candidate.fields)}
     # The key of a quarantine entry is a hash of the candidate's text and origin, so quarantining
     # the same candidate again replaces its entry.
-    source = _get_provenance_with_trust_class(candidate)
+    source = _get_provenance_with_role_as_default_trust(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
     entry_identity = "\0".join([candidate.kind, candidate.text, *parts]).encode(
@@ -383,7 +386,7 @@ def _build_quarantine_put(
     return build_put(entries_namespace, entry_key, value, provenance=source, is_searched=False)
 
 
-async def _refuse_deleted_candidates(
+async def _refuse_previously_deleted_candidates(
     judgement: _Judgement,
     adapter: StoreAdapter,
     namespace: Namespace,
@@ -400,7 +403,9 @@ async def _refuse_deleted_candidates(
         if not candidate.explicit:
             hashes[i] = [hash_normal_form(text) for text in {candidate.text, judgement.get_text(i)}]
             hashes[i] += (
-                build_message_tombstone_keys(candidate.provenance) if candidate.kind == TURN else []
+                build_tombstone_keys_of_source_messages(candidate.provenance)
+                if candidate.kind == TURN
+                else []
             )
     stored_tombstones = await find_tombstones(adapter, namespace, set().union(*hashes.values()))
     reason = "the text was deleted or forgotten before, and nobody asked for it again"
@@ -408,13 +413,15 @@ async def _refuse_deleted_candidates(
         source = judgement.candidates[i].provenance
         tombstones = [stored_tombstones[key] for key in hashes[i] if key in stored_tombstones]
         source_tombstones = await find_tombstones(
-            adapter, namespace, build_message_tombstone_keys(source)
+            adapter, namespace, build_tombstone_keys_of_source_messages(source)
         )
-        if source_tombstones or not await _is_added_after_deletions(source, tombstones, thread):
+        if source_tombstones or not await _were_source_messages_added_after_deletions(
+            source, tombstones, thread
+        ):
             judgement.refuse(i, TOMBSTONE_CHECK, reason)
 
 
-async def _is_added_after_deletions(
+async def _were_source_messages_added_after_deletions(
     source: Provenance | None,
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
@@ -441,7 +448,7 @@ async def _is_added_after_deletions(
         if not set(source.message_ids).isdisjoint(map(str, ids)):
             return False
         removal_times.append(moment)
-    return await thread.are_all_added_after(source.message_ids, max(removal_times))
+    return await thread.were_all_messages_added_after(source.message_ids, max(removal_times))
 
 
 async def _refuse_facts_already_stored_or_outdated(

@@ -60,7 +60,7 @@ from perdure.memory.summary import (
     separate_summary_from_messages,
 )
 from perdure.memory.thread_messages import (
-    mark_messages_written_by_others,
+    mark_messages_not_written_by_person_of_run,
     select_messages_of_turns_to_remember,
 )
 from perdure.stores.base import Provenance, PutItem
@@ -421,7 +421,7 @@ class UpdateInstructions(Learner):
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
         if self._instructions.namespace.is_personal:
             messages = select_messages_of_turns_to_remember(
-                mark_messages_written_by_others(messages)
+                mark_messages_not_written_by_person_of_run(messages)
             )
         units = render_messages_with_tool_results(messages)
         handle = self._instructions.get_item_handle(config)

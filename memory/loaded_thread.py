@@ -41,7 +41,9 @@ class LoadedThread(NamedTuple):
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
-    async def are_all_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
+    async def were_all_messages_added_after(
+        self, message_ids: Sequence[str], moment: datetime
+    ) -> bool:
         """Return whether all of the messages were added by runs that began after `moment`.
 
         A message counts as added after `moment` only if it was added by a run that used the
@@ -88,13 +90,13 @@ def find_run_thread(
     return None
 
 
-async def begin_loading_thread(
+async def start_tracking_erasures_in_thread(
     saver: object, thread_id: str, channel: str = "messages"
 ) -> LoadedThread | None:
     """Return a `LoadedThread`.
 
-    Call `begin_loading_thread` just before reading the thread's messages. Return None if `saver` is
-    not a perdure checkpointer.
+    Call `start_tracking_erasures_in_thread` just before reading the thread's messages. Return None
+    if `saver` is not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None

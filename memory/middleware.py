@@ -87,9 +87,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # request. The view is reused for requests with the same tools and model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
         # Cache of the view's `Summarize` nodes, copied for each agent and keyed by the agent's key
-        # (see `_get_agent_key_and_name`). The copied nodes estimate the size of the agent's next
-        # request, and assume that it has the same tools and system prompt as the agent's last
-        # request.
+        # (see `_get_key_and_name_of_running_agent`). The copied nodes estimate the size of the
+        # agent's next request, and assume that it has the same tools and system prompt as the
+        # agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
@@ -150,7 +150,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             config = get_config()
             changed = await self._apply_view_to_request(adjusted_view, request, config)
             was_size_unknown = self._is_request_size_unknown(config)
-            self._store_request_size(config, adjusted_view, changed.system_message)
+            self._cache_tokens_of_tools_and_system_message(
+                config, adjusted_view, changed.system_message
+            )
             if was_size_unknown and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
                     self._get_summaries(config), request.state, config
@@ -161,7 +163,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if name is not None:
-            self._store_reported_model_name(name, response)
+            self._cache_reported_model_name(name, response)
         if update and not _replaces_all_messages(update):
             return ExtendedModelResponse(response, Command(update=update))
         return response
@@ -185,15 +187,15 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         If the agent has already sent a request, these nodes include the tools and system prompt of
         the agent's last request in their estimate of the next request's size.
         """
-        agent, name = _get_agent_key_and_name(config)
+        agent, name = _get_key_and_name_of_running_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _is_request_size_unknown(self, config: RunnableConfig) -> bool:
         """Return True if summaries need the running agent's request size but it is unknown."""
-        agent, _ = _get_agent_key_and_name(config)
+        agent, _ = _get_key_and_name_of_running_agent(config)
         return bool(self._summaries) and agent not in self._agents
 
-    def _store_request_size(
+    def _cache_tokens_of_tools_and_system_message(
         self, config: RunnableConfig, adjusted_view: View, system: SystemMessage | None
     ) -> None:
         """Store the token count of a request's tools and system message.
@@ -203,22 +205,22 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         if not self._summaries:
             return
-        agent, name = _get_agent_key_and_name(config)
+        agent, name = _get_key_and_name_of_running_agent(config)
         summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
         _set_cache_entry_and_evict_oldest(
             self._agents, agent, [part.for_agent(name, system) for part in summaries]
         )
 
-    def _store_reported_model_name(self, name: str, response: Any) -> None:
-        """Store the model name that the provider reports for requests to the model `name`.
+    def _cache_reported_model_name(self, requested_name: str, response: Any) -> None:
+        """Cache the model name that the provider reports for requests to `requested_name`.
 
         The reported name can differ from the requested name, for example if the requested name is
         an alias.
         """
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
-        if reported is not None and self._reported_names.get(name) != reported:
-            _set_cache_entry_and_evict_oldest(self._reported_names, name, reported)
+        if reported is not None and self._reported_names.get(requested_name) != reported:
+            _set_cache_entry_and_evict_oldest(self._reported_names, requested_name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
         """Run the nodes that learn from messages, and schedule summaries that start after the run.
@@ -255,7 +257,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return adjusted_view
 
 
-def _get_agent_key_and_name(
+def _get_key_and_name_of_running_agent(
     config: RunnableConfig,
 ) -> tuple[tuple[tuple[str, ...], Any], str | None]:
     """Return the running agent's key and name.

@@ -428,18 +428,18 @@ def format_repeat_count(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def read_structured_answer(answer: Any) -> Any:
+def extract_structured_answer(model_output: Any) -> Any:
     """Extract the structured answer from the output of a model to which an output schema is bound.
 
-    `answer` is the output of a model returned by `bind_output_schema`.
+    `model_output` is the output of a model returned by `bind_output_schema`.
 
     Raises:
         InvalidPatch: The answer does not fit the schema. The message may quote the answer.
     """
-    if not isinstance(answer, dict):
+    if not isinstance(model_output, dict):
         expected = "the answer is text; expected the fields of the schema"
-        raise InvalidPatch(find_reason_for_unusable_answer(answer) or expected)
-    raw, error = answer.get("raw"), answer.get("parsing_error")
+        raise InvalidPatch(find_reason_for_unusable_answer(model_output) or expected)
+    raw, error = model_output.get("raw"), model_output.get("parsing_error")
     if fault := _describe_incomplete_answer(raw):
         raise InvalidAnswer(fault)
     if error is not None:
@@ -447,12 +447,12 @@ def read_structured_answer(answer: Any) -> Any:
         if isinstance(error, ValidationError):
             outline = f"{fault}: {describe_validation_errors(error)}"
         raise InvalidAnswer(f"{fault}: {error!s:.1000}", outline)
-    if answer.get("parsed") is None:
+    if model_output.get("parsed") is None:
         for call in getattr(raw, "invalid_tool_calls", ()):
             fault = f"the arguments {call['args']!r:.200} are not valid JSON"
             raise InvalidAnswer(fault, "the answer is not valid JSON")
         raise InvalidAnswer("the answer does not call the required tool")
-    return answer["parsed"]
+    return model_output["parsed"]
 
 
 def describe_validation_errors(exc: ValidationError) -> str:

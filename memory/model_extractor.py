@@ -30,9 +30,9 @@ from perdure.memory.model_call import (
     InvalidAnswer,
     RefusedAnswer,
     bind_output_schema,
+    extract_structured_answer,
     make_model_call,
     quote_refused_model_answer,
-    read_structured_answer,
 )
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.profile import Document, Profile, ProfileState
@@ -566,11 +566,11 @@ class ModelExtractor:
         profiles, instructions = [], ""
         for profile in self.profiles:
             handle = profile.get_item_handle(scope.config)
-            _check_store_matches_memory_store(handle.adapter.store, scope, "the profile")
+            _require_same_store_as_memories(handle.adapter.store, scope, "the profile")
             profiles.append(await profile.read_state(handle))
         if self.learn is not None:
             instructions_handle = self.learn.get_item_handle(scope.config)
-            _check_store_matches_memory_store(
+            _require_same_store_as_memories(
                 instructions_handle.adapter.store, scope, "the instructions"
             )
             instructions = (await self.learn.read_version(instructions_handle)).text
@@ -614,7 +614,7 @@ class ModelExtractor:
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-            answer = build_model_answer(read_structured_answer(raw_answer))
+            answer = build_model_answer(extract_structured_answer(raw_answer))
             try:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
@@ -684,7 +684,7 @@ def _group_changes_by_profile(
     return [(state, by_name[state.name]) for state in states if state.name in by_name]
 
 
-def _check_store_matches_memory_store(store: Any, scope: Scope, description: str) -> None:
+def _require_same_store_as_memories(store: Any, scope: Scope, description: str) -> None:
     """Check that the profile or instructions use the same store as the memories.
 
     Raises:

@@ -146,7 +146,7 @@ class MessagesNode(Node):
         """
         return self
 
-    def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
+    def adapt_to_following_view_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
         """Return the node, or a copy adapted to the parts that follow it in the view.
 
         Override this method in a subclass whose result depends on which messages remain after
@@ -276,8 +276,7 @@ class View(MessagesNode):
         nested = (part.parts if isinstance(part, View) else [part] for part in parts)
         flat = list(chain.from_iterable(nested))
         self.parts: list[MessagesNode] = [
-            part.copy_for_view_with_following_parts(flat[number:])
-            for number, part in enumerate(flat, 1)
+            part.adapt_to_following_view_parts(flat[number:]) for number, part in enumerate(flat, 1)
         ]
 
     def with_tools(

@@ -98,9 +98,9 @@ def iter_archive_lines(
     own_threads = frozenset(thread_ids)
     for thread_id in thread_ids:
         for run in rows.list_runs(thread_id):
-            yield {RUN_KEY: build_run_record(run, rows.user)}
+            yield {RUN_KEY: build_archive_record_of_run(run, rows.user)}
     for cron in rows.list_own_crons_and_crons_on_other_threads(own_threads)[0]:
-        yield {CRON_KEY: build_cron_record(cron, rows.user)}
+        yield {CRON_KEY: build_archive_record_of_cron(cron, rows.user)}
 
 
 def _iter_item_versions_written_by_user(
@@ -152,7 +152,7 @@ def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> 
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
 
-def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
+def build_archive_record_of_run(run: RunRow, user: str) -> dict[str, Any]:
     """Build the archive record of a run on a person's thread.
 
     The record contains the run's ids, timestamps, status, request and error. If someone other than
@@ -181,11 +181,11 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     }
 
 
-def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
+def build_archive_record_of_cron(cron: CronRow, user: str) -> dict[str, Any]:
     """Build the archive record of a cron, with its ids, its timestamps and its run request.
 
     If another person created the cron, the record does not identify that person. See also
-    `build_run_record`.
+    `build_archive_record_of_run`.
     """
     content = cron.content
     sender = _classify_sender(content, user)

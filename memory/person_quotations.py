@@ -85,11 +85,11 @@ def find_ids_of_quoting_threads_for_each_finder(
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
     """Yield the messages of all branches of a thread. Stop if the thread cannot be read."""
-    for item in _iter_message_items(saver, thread_id):
+    for item in _iter_history_items_with_messages(saver, thread_id):
         yield item.value
 
 
-def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
+def _iter_history_items_with_messages(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
     """Yield the items in a thread's history that contain messages."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
@@ -117,15 +117,15 @@ def read_human_texts_by_sender(saver: Checkpointer, thread_ids: Iterable[str]) -
     """
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
-        times = _read_times_of_checkpoints_with_messages_of_others(saver, thread_id)
-        for item in _iter_message_items(saver, thread_id):
+        times = _read_times_of_checkpoints_with_other_users_messages(saver, thread_id)
+        for item in _iter_history_items_with_messages(saver, thread_id):
             if get_role(item.value) == "human":
                 texts = foreign if item.stored_at in times else own
                 texts.add(item.value.text.strip())
     return HumanTexts(frozenset(own), frozenset(foreign - own))
 
 
-def _read_times_of_checkpoints_with_messages_of_others(
+def _read_times_of_checkpoints_with_other_users_messages(
     saver: Checkpointer, thread_id: str
 ) -> set[datetime]:
     """Return the timestamps of the checkpoints that contain a message from another user."""

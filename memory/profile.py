@@ -606,7 +606,7 @@ class Profile(Generic[M]):
             for leaf in iter_document_leaves(new_document)
             if (leaf.label_from_path, repr(leaf.value)) not in stored
         ]
-        values = await _check_leaves_and_get_values_to_store(self.gate, leaves, handle)
+        values = await _apply_gate_and_get_leaf_values_to_store(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
         document: Document = copy_and_check_json(dump_profile(profile), "the profile")
         if is_same_json(document, state.document) and (state.item or operation != "set"):
@@ -637,7 +637,7 @@ def _copy_profile_document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _check_leaves_and_get_values_to_store(
+async def _apply_gate_and_get_leaf_values_to_store(
     gate: Gate, leaves: Sequence[DocumentLeaf], handle: ItemHandle
 ) -> list[Any]:
     """Pass the leaf values of a profile through the gate, and return the values to store.

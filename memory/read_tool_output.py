@@ -160,9 +160,13 @@ async def _find_tool_result(
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:
         history = _ThreadHistory(saver, str(thread_id), channel, call_id)
-        original = await history.find_output_in_graph_namespaces(config["configurable"])
+        original = await history.find_tool_output_in_namespaces_of_running_graphs(
+            config["configurable"]
+        )
         if original is None and in_state:
-            original = await history.find_output_in_other_namespaces({m.id for m in in_state})
+            original = await history.find_tool_output_in_unsearched_namespaces(
+                {m.id for m in in_state}
+            )
     if original is not None:
         return original
     return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
@@ -183,7 +187,7 @@ class _ThreadHistory:
     # Checkpoint namespaces that have already been searched.
     searched: set[str] = field(default_factory=set)
 
-    async def find_output_in_graph_namespaces(
+    async def find_tool_output_in_namespaces_of_running_graphs(
         self, configurable: Mapping[str, Any]
     ) -> ToolMessage | None:
         """Search the namespace of the graph that runs the tool, then those of the parent graphs."""
@@ -200,7 +204,7 @@ class _ThreadHistory:
                 return result
         return None
 
-    async def find_output_in_other_namespaces(
+    async def find_tool_output_in_unsearched_namespaces(
         self, message_ids: Set[str | None]
     ) -> ToolMessage | None:
         """Search the thread's other checkpoint namespaces for the tool result by its message id."""

@@ -270,7 +270,7 @@ class MemorySearch:
             self.list_searched_namespaces(config),
         )
         await adapter.record_templates()
-        min_score = adapter.resolve_min_score(self._min_score)
+        min_score = adapter.get_min_score_or_default(self._min_score)
         if not query.strip() or not prefixes:
             return RecallResult([], min_score=min_score)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}

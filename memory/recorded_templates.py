@@ -63,14 +63,16 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     for template in templates:
         labels = template.labels
         if is_record_needed_to_find_namespaces(labels):
-            recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
+            recorded, scope_prefix = _get_cached_recorded_templates_and_scope_prefix(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
-                    await _record_namespace_template(store, labels)
+                    await _record_template_if_not_yet_recorded(store, labels)
                 recorded.add((scope_prefix, labels))
 
 
-async def _record_namespace_template(store: BaseStore, template_labels: Namespace) -> None:
+async def _record_template_if_not_yet_recorded(
+    store: BaseStore, template_labels: Namespace
+) -> None:
     """Record a template in the store, unless it is already recorded there.
 
     The record never expires.
@@ -93,7 +95,7 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
-    recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
+    recorded, scope_prefix = _get_cached_recorded_templates_and_scope_prefix(store)
     stored = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [
         *dict.fromkeys(
@@ -102,7 +104,7 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
     ]
 
 
-def _get_cached_template_records_and_scope_prefix(
+def _get_cached_recorded_templates_and_scope_prefix(
     store: Any,
 ) -> tuple[set[tuple[bytes, Namespace]], bytes]:
     """Return the cache of recorded templates for a store's database, and the store's scope prefix.

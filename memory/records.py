@@ -372,7 +372,7 @@ class StoreAdapter:
         self._remember_keys_of_items_with_time_to_live([item])
         return convert_item_to_memory(item)
 
-    def resolve_min_score(self, min_score: float | None) -> float:
+    def get_min_score_or_default(self, min_score: float | None) -> float:
         """Return `min_score`, or the default minimum score if `min_score` is None.
 
         For stores from other libraries, the default minimum score is 0, which admits all results.

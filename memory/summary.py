@@ -24,7 +24,7 @@ from perdure.effects import build_async_function, build_blocking_function, run_o
 from perdure.memory.background_summary import (
     BackgroundSummaries,
     SavedThread,
-    can_store_summary,
+    can_store_summary_at_head_checkpoint,
     ends_with_answer,
     find_thread_of_current_run,
     read_head_checkpoint,
@@ -321,7 +321,7 @@ class Summarize(MessagesNode):
                 thread, self.messages_key, newest, self._summarize_saved_thread
             )
 
-    async def _wait_for_background(self, timeout_s: float | None = None) -> bool:
+    async def _wait_for_background_summaries(self, timeout_s: float | None = None) -> bool:
         """Wait until all summaries that are being written in the background are finished.
 
         Return False if a summary is still being written after `timeout_s` seconds. A summary that
@@ -329,8 +329,8 @@ class Summarize(MessagesNode):
         """
         return self._background is None or await self._background.flush(timeout_s)
 
-    flush = build_blocking_function(_wait_for_background)
-    aflush = build_async_function(_wait_for_background)
+    flush = build_blocking_function(_wait_for_background_summaries)
+    aflush = build_async_function(_wait_for_background_summaries)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
         """Summarise an idle thread that has reached three quarters of `trigger`.
@@ -370,7 +370,7 @@ class Summarize(MessagesNode):
         head = await read_head_checkpoint(thread, self.messages_key)
         if head is None:
             raise errors.UnknownThread(f"there is no thread {thread.thread_id!r}")
-        if not can_store_summary(head.tuple):
+        if not can_store_summary_at_head_checkpoint(head.tuple):
             return False
         state = head.values
         messages = read_messages(state, self.messages_key)
@@ -625,14 +625,14 @@ class Summarize(MessagesNode):
             # Do not summarise the last exchange if any of its tool calls has no result yet.
             units = units[:-1]
         begin = 1 if units and get_role(units[0][0]) == "human" else 0
-        cost = self._count_messages_and_tokens_if_limited(
+        cost = self._count_messages_and_tokens_if_limit_finite(
             (unit[0] for unit in units[:begin]), max_kept_tokens
         )
         start = len(units)
         for unit in reversed(units[begin:]):
             cost = (
                 cost[0] + len(unit),
-                cost[1] + self._count_messages_and_tokens_if_limited(unit, max_kept_tokens)[1],
+                cost[1] + self._count_messages_and_tokens_if_limit_finite(unit, max_kept_tokens)[1],
             )
             if start < len(units) and self._exceeds_keep_limits(*cost, max_kept_tokens):
                 break
@@ -679,18 +679,18 @@ class Summarize(MessagesNode):
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
-            added = self._count_messages_and_tokens_if_limited(turn_messages, max_kept_tokens)
+            added = self._count_messages_and_tokens_if_limit_finite(turn_messages, max_kept_tokens)
             count, tokens = count + added[0], tokens + added[1]
             if first_kept and self._exceeds_keep_limits(count, tokens, max_kept_tokens):
                 return first_kept
             first_kept = turn.start
         # The messages before the first human message form the oldest turn.
         oldest = _exclude_system_messages(messages[:first_kept])
-        added = self._count_messages_and_tokens_if_limited(oldest, max_kept_tokens)
+        added = self._count_messages_and_tokens_if_limit_finite(oldest, max_kept_tokens)
         is_over = self._exceeds_keep_limits(count + added[0], tokens + added[1], max_kept_tokens)
         return first_kept if is_over else 0
 
-    def _count_messages_and_tokens_if_limited(
+    def _count_messages_and_tokens_if_limit_finite(
         self, messages: Iterable[BaseMessage], token_limit: float
     ) -> tuple[int, int]:
         """Return the number of messages and their total number of tokens.

@@ -37,7 +37,7 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
     distinct: dict[Hashable, BaseMessage] = {}
     for message in messages:
         if type(message) in kinds and has_visible_content(message):
-            distinct.setdefault(_build_content_key(message.content), message)
+            distinct.setdefault(_build_content_comparison_key(message.content), message)
     return list(distinct.values())
 
 
@@ -99,7 +99,7 @@ def _to_blocks(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _build_content_key(content: Any) -> Hashable:
+def _build_content_comparison_key(content: Any) -> Hashable:
     """Return a hashable key that is equal for contents with the same text or the same blocks."""
     blocks = _to_blocks(content)
     texts = [block if isinstance(block, str) else block.get("text") for block in blocks]

@@ -171,11 +171,15 @@ def build_history_from_state(
         checkpoint_id: The checkpoint of the state.
         messages: The messages.
     """
-    latest = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
+    latest = _select_one_version_of_each_message(
+        (message, True) for message in _iter_thread_messages(messages)
+    )
     return ThreadHistory(thread_id, checkpoint_id, latest)
 
 
-def mark_messages_written_by_others(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+def mark_messages_not_written_by_person_of_run(
+    messages: Sequence[BaseMessage],
+) -> Sequence[BaseMessage]:
     """Return the messages in a run's state, marking those that somebody else wrote.
 
     On the server, a run sets a field in the metadata of messages that the run's person did not
@@ -304,7 +308,7 @@ async def _read_history_from_perdure_checkpointer(
     thread_messages = _iter_thread_messages(
         check_messages([item.value for item in items], f"the channel {channel!r}")
     )
-    messages = _select_latest_versions(
+    messages = _select_one_version_of_each_message(
         zip(thread_messages, (item.seen is not False for item in items), strict=True)
     )
     untimed = [
@@ -335,7 +339,7 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
     return infos
 
 
-def _select_latest_versions(
+def _select_one_version_of_each_message(
     versions_with_is_in_state: Iterable[tuple[ThreadMessage, bool]],
 ) -> list[ThreadMessage]:
     """Select one version of each message, and order the messages by first occurrence.

@@ -153,7 +153,7 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
     ]
 
 
-def is_tool_result_that_needs_content_block(message: BaseMessage) -> bool:
+def is_tool_result_not_allowed_as_plain_text(message: BaseMessage) -> bool:
     """Return whether a message is a tool result that OpenAI does not accept as plain text.
 
     For some tools, OpenAI requires the result to be a content block of a specific type. For

@@ -37,7 +37,7 @@ from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.tool_calls import (
     REQUEST_ONLY,
-    is_tool_result_that_needs_content_block,
+    is_tool_result_not_allowed_as_plain_text,
     list_call_ids,
 )
 
@@ -171,7 +171,7 @@ class ClearToolOutputs(MessagesNode):
             return message
         # Keep the result if a plain-text placeholder cannot replace it. OpenAI rejects plain text
         # as the result of some tools, such as the computer tool.
-        if is_tool_result_that_needs_content_block(message):
+        if is_tool_result_not_allowed_as_plain_text(message):
             return message
         tokens = self.counter.count_message_tokens(message)
         if tokens < self.min_tokens:

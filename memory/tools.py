@@ -257,7 +257,7 @@ def search_memory(
         result_limit = arguments.get("limit") or limit
         options: dict[str, Any] = {
             "query": query,
-            "min_score": get_adapter(store).resolve_min_score(checked_min_score),
+            "min_score": get_adapter(store).get_min_score_or_default(checked_min_score),
         }
         try:
             period = parse_period(arguments.get("since"), arguments.get("until"))
@@ -603,8 +603,8 @@ class Attribution:
         """
         words = set().union(*map(_extract_stems, texts))
         by_user, by_tool = (
-            self._extract_stems_by_message("human"),
-            self._extract_stems_by_message("tool"),
+            self._extract_stems_by_message_index("human"),
+            self._extract_stems_by_message_index("tool"),
         )
         new_by_tool = {
             i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own_tools
@@ -652,7 +652,7 @@ class Attribution:
         if len(repeated_words) >= len(words) / 2:
             raise ToolException(_ERASED_ANSWER)
 
-    def _extract_stems_by_message(self, message_role: str) -> Words:
+    def _extract_stems_by_message_index(self, message_role: str) -> Words:
         """Map the index of each message with the given role to the message's word stems.
 
         Messages in which langchain stores a summary are skipped.

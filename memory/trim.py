@@ -37,7 +37,7 @@ from perdure.memory.options import check_choice, check_whole_number
 from perdure.memory.quotation import cut_middle
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import is_tool_result_that_needs_content_block
+from perdure.memory.tool_calls import is_tool_result_not_allowed_as_plain_text
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
@@ -599,7 +599,7 @@ def _shorten_message(
     Return None if the message must not be shortened, or if it would exceed `max_tokens` tokens even
     with its longest text removed.
     """
-    if is_tool_result_that_needs_content_block(message):
+    if is_tool_result_not_allowed_as_plain_text(message):
         return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)

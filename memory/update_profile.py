@@ -31,7 +31,10 @@ from perdure.memory.profile import Profile
 from perdure.memory.records import ChangePlan, Outcome
 from perdure.memory.run_config import read_thread_and_checkpoint_id_of_run
 from perdure.memory.summary import ON_FAILURE
-from perdure.memory.thread_messages import build_history_from_state, mark_messages_written_by_others
+from perdure.memory.thread_messages import (
+    build_history_from_state,
+    mark_messages_not_written_by_person_of_run,
+)
 
 # Maximum number of attempts to update the profile while other runs change the same fields.
 _MAX_ATTEMPTS: Final = 11
@@ -99,7 +102,9 @@ class UpdateProfile(Learner):
             VersionConflict: Other runs changed the profile during all attempts, and `on_failure`
                 is `"raise"`.
         """
-        messages = mark_messages_written_by_others(check_messages(messages, "the messages"))
+        messages = mark_messages_not_written_by_person_of_run(
+            check_messages(messages, "the messages")
+        )
         if self._extractor.profiles[0].namespace.is_memory_disabled_for_run(config):
             return ProfileUpdate()
         handle = self._extractor.profiles[0].get_item_handle(config)

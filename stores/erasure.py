@@ -117,7 +117,7 @@ def forget(
     clean = True
     if not has_no_criterion:
         found_rows = parts.database.write(
-            lambda: _erase_rows_and_return_them(parts, criteria), deletes_rows=True
+            lambda: _erase_and_return_matching_rows(parts, criteria), deletes_rows=True
         )
         messages_after = {
             thread_id: ids - (messages_before.get(thread_id) or set())
@@ -206,7 +206,7 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
     return result
 
 
-def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+def _erase_and_return_matching_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Erase all versions of the keys that match the criteria, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_rows_to_erase(parts, criteria)

@@ -88,7 +88,7 @@ def build_filter_condition(
         condition = (
             condition
             if condition is _UNKNOWN
-            else location.build_row_condition_that_parses_json_once(condition)
+            else location.convert_json_condition_to_row_condition(condition)
         )
         index_paths = tuple(path for path in find_indexable_paths(filter) if path in indexed_paths)
         filter.conditions[cache_key] = condition._replace(paths=index_paths)
@@ -104,7 +104,7 @@ def find_indexable_paths(filter: Filter) -> list[str]:
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_parts_of_conjunction(filter.node)
-        if isinstance(field, FieldCondition) and _is_indexable(field.key)
+        if isinstance(field, FieldCondition) and _is_dotted_identifier_path(field.key)
         for part in _iter_parts_of_conjunction(field.condition)
         if isinstance(part, Comparison)
         and _build_comparison_condition(part.operator, part.operand, JSONLocation("", (), "index"))
@@ -119,7 +119,7 @@ def check_index_path(path: object) -> str:
     Raises:
         ConfigurationError: The path is not a sequence of identifiers joined by dots.
     """
-    if not _is_indexable(path):
+    if not _is_dotted_identifier_path(path):
         raise ConfigurationError(
             f"cannot index the path {path!r}; expected labels of letters, digits and underscores"
             " joined by dots, like 'kind' or 'author.name'"
@@ -127,7 +127,7 @@ def check_index_path(path: object) -> str:
     return path
 
 
-def _is_indexable(path: object) -> TypeGuard[str]:
+def _is_dotted_identifier_path(path: object) -> TypeGuard[str]:
     """Return whether a path consists of dot-separated identifiers."""
     if not isinstance(path, str) or path.count(".") >= MAX_STEPS:
         return False
@@ -192,9 +192,9 @@ def _build_comparison_condition(operator: str, operand: Any, location: JSONLocat
         # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
         # NUL character. SQLite compares the string "a\0b" as "a", which is equal to the operand "a"
         # and not greater.
-        case "$gt" | "$gte" if bounds := _compute_lower_and_upper_sql_bound(operand):
+        case "$gt" | "$gte" if bounds := _compute_bounds_of_json_extract_result(operand):
             return location.build_range_condition(bounds[0], None)
-        case "$lt" | "$lte" if bounds := _compute_lower_and_upper_sql_bound(operand):
+        case "$lt" | "$lte" if bounds := _compute_bounds_of_json_extract_result(operand):
             return location.build_range_condition(None, bounds[1])
     return _UNKNOWN
 
@@ -203,7 +203,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
     """Build the SQL condition that tests whether a value equals an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.build_equals_any_condition([key])
-    bounds = _compute_lower_and_upper_sql_bound(value)
+    bounds = _compute_bounds_of_json_extract_result(value)
     return _UNKNOWN if bounds is None else location.build_range_condition(*bounds)
 
 
@@ -216,7 +216,7 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
     return None
 
 
-def _compute_lower_and_upper_sql_bound(value: Any) -> tuple[Any, Any] | None:
+def _compute_bounds_of_json_extract_result(value: Any) -> tuple[Any, Any] | None:
     """Return a lower and an upper bound for what SQLite's `json_extract` returns for a JSON value.
 
     The two bounds differ for numbers, because SQLite may round them. The result is None if no
@@ -299,7 +299,7 @@ class JSONLocation(NamedTuple):
         """Whether JSON paths in the column can be indexed."""
         return True
 
-    def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
+    def convert_json_condition_to_row_condition(self, json_condition: Condition) -> Condition:
         """Convert a condition on a column's JSON document into an SQL condition on the row."""
         return json_condition
 

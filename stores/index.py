@@ -320,12 +320,12 @@ class NamespaceIndex:
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
         return (
-            self.build_vectors_with_rows(matrix.take_rows(order), owner[order])
+            self.build_vectors_with_sketches_if_many(matrix.take_rows(order), owner[order])
             if len(order)
             else None
         )
 
-    def build_vectors_with_rows(
+    def build_vectors_with_sketches_if_many(
         self, matrix: VectorMatrix, row_of_each_vector: NDArray[np.int32]
     ) -> Vectors:
         """Return a `Vectors` object with a matrix of vectors and the row number of each vector.
@@ -717,7 +717,7 @@ def decode_index_or_none_if_outdated(
         model: The model of the file.
         approximate_above: The number of vectors above which search is approximate.
         computation_fingerprint: How words and vectors are computed now, from
-            `PutPreparer.build_fingerprint_of_index_computation`.
+            `PutPreparer.describe_how_index_is_computed`.
 
     Returns:
         The index, and a record of how far it covers the namespace.
@@ -811,5 +811,7 @@ def _decode_index_body_or_none_if_outdated(
     )
     if vector_arrays and model is not None and header["model"] == model.number:
         owner, vector_rows, *scale = vector_arrays
-        index.vectors = index.build_vectors_with_rows(VectorMatrix(vector_rows, *scale), owner)
+        index.vectors = index.build_vectors_with_sketches_if_many(
+            VectorMatrix(vector_rows, *scale), owner
+        )
     return index, Coverage(*header["covered"])

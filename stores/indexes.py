@@ -259,7 +259,7 @@ class Indexes:
             chosen_ids = np.array([*ids, *(number for _, number in closed)], np.int64)
         namespaces_statement = self.sql("namespaces_under", *prefix_range(selection.prefix))
         marks, rows = yield [self.sql("store_state"), namespaces_statement]
-        state = yield from self._parse_store_state_and_drop_erased_data(marks[0])
+        state = yield from self._parse_store_state_and_remove_erased_items(marks[0])
         closed_by_path = defaultdict[bytes, list[int]](list)
         for path, number in closed:
             closed_by_path[path].append(number)
@@ -323,13 +323,13 @@ class Indexes:
         # Ignore `SnapshotOutdated`. It means that another OS thread has already dropped the erased
         # data from the indexes in memory.
         with suppress(SnapshotOutdated):
-            yield from self._parse_store_state_and_drop_erased_data(
+            yield from self._parse_store_state_and_remove_erased_items(
                 (yield self.sql("store_state"))[0]
             )
 
     # -- the cache
 
-    def _parse_store_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
+    def _parse_store_state_and_remove_erased_items(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
         If items have been erased since the last call, their data is also removed from the indexes
@@ -364,7 +364,7 @@ class Indexes:
                 return
             if namespace is None or cached.index is None or cached.changes > namespace.changes:
                 cached.clear()
-                self._record_index_size(key, cached, 0)
+                self._record_index_size_and_evict_others(key, cached, 0)
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_index_up_to_date(cached, namespace, state)
                 index.compact()
@@ -390,7 +390,9 @@ class Indexes:
                 self._cached[key] = cached
             return cached
 
-    def _record_index_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
+    def _record_index_size_and_evict_others(
+        self, key: _Key, cached: _CachedIndex, nbytes: int
+    ) -> None:
         """Record an index's size, and evict others if the total exceeds the memory budget."""
         with self._lock:
             if self._cached.get(key) is not cached:
@@ -425,7 +427,7 @@ class Indexes:
                 cached, index, now, now if as_of is None else max(now, as_of)
             )
             view = index.get_view_of_unexpired_items(now if as_of is None else as_of)
-        self._record_index_size(key, cached, view.nbytes)
+        self._record_index_size_and_evict_others(key, cached, view.nbytes)
         return view if as_of is None else view.without_later_puts(as_of)
 
     def _load_view_of_closed_versions(
@@ -460,7 +462,7 @@ class Indexes:
                 )
                 cached.index.add_items(entries)
             view = cached.index.get_view_of_unexpired_items(0)
-        self._record_index_size((path, True), cached, view.nbytes)
+        self._record_index_size_and_evict_others((path, True), cached, view.nbytes)
         return replace(view.select_ids(closed), separation=VectorSeparation())
 
     def _load_indexed_items(
@@ -499,7 +501,9 @@ class Indexes:
                 cached.index = yield from self._load_index(cached, namespace, state)
                 cached.model_number = state.number
             if cached.changes != namespace.changes:
-                yield from self._update_index(cached, cached.index, namespace, state)
+                yield from self._apply_changes_since_last_update(
+                    cached, cached.index, namespace, state
+                )
             else:
                 cached.coverage = cached.coverage._replace(closed=state.closed)
             return cached.index
@@ -507,7 +511,7 @@ class Indexes:
             cached.clear()
             raise
 
-    def _update_index(
+    def _apply_changes_since_last_update(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[None]:
         """Update the index with the changes made to a namespace since the last update."""
@@ -539,7 +543,7 @@ class Indexes:
         if self.write_in_background is not None and _is_worth_saving(
             cached.unsaved, namespace.items
         ):
-            self._save_index(cached, index, namespace, state)
+            self._save_index_in_background(cached, index, namespace, state)
 
     def _remove_replaced_and_deleted_items(
         self,
@@ -570,7 +574,7 @@ class Indexes:
     ) -> Flow[NamespaceIndex]:
         """Load the stored index, or return an empty index if there is no usable one."""
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
-            form = self.preparer.build_fingerprint_of_index_computation(state.model)
+            form = self.preparer.describe_how_index_is_computed(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index_or_none_if_outdated(
                 *source, state.model, self.approximate_above, form
@@ -655,13 +659,13 @@ class Indexes:
 
     # -- the stored index
 
-    def _save_index(
+    def _save_index_in_background(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> None:
         """Write the index to the database in the background, unless an erasure happens first."""
         assert self.write_in_background is not None
         form, coverage = (
-            self.preparer.build_fingerprint_of_index_computation(state.model),
+            self.preparer.describe_how_index_is_computed(state.model),
             cached.coverage,
         )
         body = encode_index_or_none_if_too_large(

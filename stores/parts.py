@@ -562,7 +562,7 @@ class OperationRunner:
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
         self.call_reader: ReadingThreadCaller = CallBatcher(
-            database.run_in_thread, _run_calls_and_store_results
+            database.run_in_thread, _run_batched_calls_and_resolve_promises
         ).submit
         self._puts = CallBatcher(call, self._write_requests_in_one_transaction)
 
@@ -727,7 +727,7 @@ def _resolve_futures_of_finished_batch(
     resolve_futures_in_this_thread([promise for _, promise in batch])
 
 
-def _run_calls_and_store_results(batch: list[_Request]) -> None:
+def _run_batched_calls_and_resolve_promises(batch: list[_Request]) -> None:
     """Run the calls of a batch one after another, and store each result in the call's `Promise`.
 
     Cancelled calls are left out.

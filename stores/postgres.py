@@ -46,7 +46,7 @@ class JSONBLocation(JSONLocation):
         """Whether indexes can be created on JSON paths in the column."""
         return False
 
-    def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
+    def convert_json_condition_to_row_condition(self, json_condition: Condition) -> Condition:
         """Convert a condition on a JSON document to an SQL condition on the document's table row.
 
         The returned SQL condition parses each row's JSON document only once. The condition is
@@ -87,10 +87,10 @@ class JSONBLocation(JSONLocation):
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
             placeholders = ", ".join("?::jsonb" for _ in values)
-            return self._build_path_condition(
+            return self._build_condition_for_any_path(
                 f"{_VALUE_AT_PATH} IN ({placeholders})", *map(json.dumps, values)
             )
-        return self._build_path_condition(
+        return self._build_condition_for_any_path(
             f"{_VALUE_AT_PATH} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(values)
         )
 
@@ -101,12 +101,14 @@ class JSONBLocation(JSONLocation):
         """
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
-            return self._build_path_condition(
+            return self._build_condition_for_any_path(
                 f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', operand
             )
         # In jsonb's sort order, null comes before all numbers.
         if high is None:
-            return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
+            return self._build_condition_for_any_path(
+                f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low)
+            )
         # BETWEEN would parse the document twice
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
         return join_conditions_with_or(
@@ -116,7 +118,7 @@ class JSONBLocation(JSONLocation):
             ]
         )
 
-    def _build_path_condition(self, text: str, *params: Any) -> Condition:
+    def _build_condition_for_any_path(self, text: str, *params: Any) -> Condition:
         """Build an SQL condition that holds if an expression is true for at least one JSON path."""
         return join_conditions_with_or(
             [Condition(text, (list(path), *params)) for path in self.paths]

@@ -194,7 +194,7 @@ class PutPreparer:
             words = [self.mask_word(word) for word in words]
         return words, ends_with_question(texts[-1])
 
-    def build_fingerprint_of_index_computation(self, file_model: Model | None) -> list[Any]:
+    def describe_how_index_is_computed(self, file_model: Model | None) -> list[Any]:
         """Return a description of how the terms and vectors in an index are computed.
 
         A stored index can be used only if its description equals the current one.
@@ -363,7 +363,7 @@ class ItemWriter:
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
         """Write a transaction's accumulated data, and check that no scope exceeds its limits."""
-        statements_at_end = [*statements, *self._build_index_error_and_size_statements(totals)]
+        statements_at_end = [*statements, *self._build_statements_that_write_totals(totals)]
         # Deletes, and puts that make an item smaller, are allowed even in a scope that exceeds its
         # limit.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
@@ -380,7 +380,7 @@ class ItemWriter:
             )
             yield from self._check_scope_limit(grown_limit, now)
 
-    def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
+    def _build_statements_that_write_totals(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that write the data accumulated from all puts of a transaction.
 
         The statements write index rows, record embedding errors and update namespace sizes.

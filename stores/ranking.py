@@ -224,11 +224,11 @@ class RankedRows:
     def with_rows_lacking_vectors_last(self, cosines: Floats) -> RankedRows:
         """Return a ranking in which rows without a vector (NaN) come last and score 0."""
         has_vector = np.isfinite(cosines)
-        order = self.sort_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
+        order = self.row_sort_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
-    def sort_keys(self) -> Floats:
+    def row_sort_keys(self) -> Floats:
         """The sort key of each row.
 
         The row with the highest sort key ranks first. Rows with equal scores can still have
@@ -549,7 +549,7 @@ def _count_rows_with_word(term: Term, row_count: int) -> int:
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
-def iter_term_blocks_with_frequencies(
+def iter_term_blocks_with_frequencies_in_rows(
     terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
     """Yield blocks of query words, each with the term frequencies of its words in every row.
@@ -608,7 +608,7 @@ def _score_rows_by_words(
     evidence_of_terms: Sequence[float],
     lengths: Floats,
     row_contexts: RowContexts | None,
-    actor: Bools | None,
+    names_speaker_of_row: Bools | None,
     weights: Weights,
 ) -> _WordScores:
     """Score the rows by how well they match the words of the query."""
@@ -626,7 +626,7 @@ def _score_rows_by_words(
         mean = thread_sizes.mean() if len(thread_sizes) else 0.0
         thread_penalty = compute_length_penalty(sizes, weights, mean)
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
-    for block, counts in iter_term_blocks_with_frequencies(terms, n, weights):
+    for block, counts in iter_term_blocks_with_frequencies_in_rows(terms, n, weights):
         factors_of_terms = [(compute_word_weight(term, n), evidence[id(term)]) for term in block]
         weights_of_terms, nats = factors = np.ascontiguousarray(
             np.array(factors_of_terms, np.float32).T
@@ -643,9 +643,9 @@ def _score_rows_by_words(
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
             # If the query names a speaker, that speaker's rows are treated as if they contained the
             # name.
-            if term.names_actor and actor is not None:
+            if term.names_actor and names_speaker_of_row is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
-                    actor / (1 + penalty) - row_has_word, 0
+                    names_speaker_of_row / (1 + penalty) - row_has_word, 0
                 )
     # The BM25 formula yields only `1 / (1 + penalty)` for a word that occurs once. Multiplying by
     # `1 + penalty` compensates for this, so that a single occurrence counts in full.

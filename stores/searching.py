@@ -239,7 +239,7 @@ class Searcher:
             return RankExplanation(
                 "no item has a word of the query, and the item has no vector to compare"
             )
-        better_count = int((ranked.sort_keys > ranked.sort_keys[row_index[0]]).sum())
+        better_count = int((ranked.row_sort_keys > ranked.row_sort_keys[row_index[0]]).sum())
         reason = f"{better_count} of {len(pool)} items score higher"
         return RankExplanation(
             reason, better_count + 1, ranked.get_score_parts_of_row(row_index[0])
@@ -271,7 +271,7 @@ class Searcher:
 
         best = takewhile(
             is_result,
-            _iter_rows_by_score(ranked.sort_keys, pool.ids, offset + limit),
+            _iter_rows_by_score(ranked.row_sort_keys, pool.ids, offset + limit),
         )
         row_indexes = islice(best, offset, offset + limit)
         results: list[FoundItem] = []

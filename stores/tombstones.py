@@ -94,10 +94,12 @@ def compute_matching_tombstone_keys(
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether a namespace is reserved for internal notes of any of the given kinds."""
-    return _find_notes_label_index(decode_namespace_path(path), kinds) is not None
+    return _find_index_of_internal_root_label(decode_namespace_path(path), kinds) is not None
 
 
-def _find_notes_label_index(labels: Sequence[str], note_kinds: Collection[str]) -> int | None:
+def _find_index_of_internal_root_label(
+    labels: Sequence[str], note_kinds: Collection[str]
+) -> int | None:
     """Return the index of the label `ROOT` in an internal namespace, or None for any other.
 
     Inside a scope, the index is greater than 0, because the scope's namespace prefix precedes the
@@ -119,7 +121,7 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     items are moved to.
     """
     names = decode_namespace_path(path)
-    root_index = _find_notes_label_index(names, KINDS)
+    root_index = _find_index_of_internal_root_label(names, KINDS)
     if root_index is None:
         splits = [(names[:i], names[i:]) for i in range(len(names))]
     elif names[root_index + 1] == QUARANTINE:

@@ -293,7 +293,7 @@ class _PersonErasure:
         """Count the data that would be erased."""
         threads, person_namespaces = self._find_threads_and_namespaces()
         self._remember_threads_found_only_by_owner(threads)
-        kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
+        kept_parts = self._list_kept_data_that_mentions_person(threads, person_namespaces)
         for cron in self.rows.list_own_crons_and_crons_on_other_threads(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
@@ -318,7 +318,7 @@ class _PersonErasure:
             self._overwrite_deleted_bytes_and_return_if_complete()
             raise
         self._remember_threads_found_only_by_owner(threads)
-        kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
+        kept_parts = self._list_kept_data_that_mentions_person(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_crons_runs_and_webhooks(threads, timeout_s)
             # Erase the items before the threads, because the thread ids are needed to find the
@@ -418,7 +418,7 @@ class _PersonErasure:
             [self.saver.database.scrub_deleted_rows(), self.store.database.scrub_deleted_rows()]
         )
 
-    def _list_data_kept_for_others(
+    def _list_kept_data_that_mentions_person(
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
         """List other people's data that mentions the person."""
@@ -435,7 +435,7 @@ class _PersonErasure:
                 own_threads
             )
             quoting_threads, cron_threads = (
-                self._find_threads_quoting_person_and_threads_quoting_crons(
+                self._find_ids_of_other_threads_quoting_person_and_quoting_crons(
                     threads, item_namespaces, crons
                 )
             )
@@ -451,7 +451,7 @@ class _PersonErasure:
                 Part(
                     "memories of others",
                     tuple(
-                        self._iter_items_of_others_extracted_from_threads(
+                        self._iter_paths_of_other_peoples_items_from_own_threads(
                             own_threads, person_namespaces
                         )
                     ),
@@ -468,7 +468,7 @@ class _PersonErasure:
             ]
         return tuple(part for part in kept_parts if part.count)
 
-    def _find_threads_quoting_person_and_threads_quoting_crons(
+    def _find_ids_of_other_threads_quoting_person_and_quoting_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Find other people's threads that contain text from the person or from the person's crons.
@@ -495,7 +495,7 @@ class _PersonErasure:
         )
         return quoting_threads, cron_threads
 
-    def _iter_items_of_others_extracted_from_threads(
+    def _iter_paths_of_other_peoples_items_from_own_threads(
         self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
         """Yield other people's items that were extracted from the person's threads."""

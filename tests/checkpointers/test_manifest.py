@@ -16,11 +16,11 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
-    compute_max_range_count,
+    compute_max_log_range_count,
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_log_ranges_for_merging_short_ranges,
+    group_short_log_ranges_for_merging,
     iter_log_keys_and_flat_ranges,
     iter_positions,
     join_adjacent_ranges,
@@ -112,7 +112,7 @@ def test_unflatten_reverses_flatten(ranges: Ranges) -> None:
 @given(range_lists | scattered_ranges)
 def test_groups_contain_all_ranges_in_order(ranges: Ranges) -> None:
     """No group is empty."""
-    groups = group_log_ranges_for_merging_short_ranges(ranges)
+    groups = group_short_log_ranges_for_merging(ranges)
 
     assert ranges == [part for group in groups for part in group]
     assert all(groups)
@@ -124,15 +124,15 @@ def test_regrouping_leaves_about_half_of_allowed_range_count(ranges: Ranges) -> 
 
     The other half is the number of changes until the value is grouped again.
     """
-    groups = group_log_ranges_for_merging_short_ranges(ranges)
+    groups = group_short_log_ranges_for_merging(ranges)
 
-    assert len(groups) <= compute_max_range_count(count_positions(ranges)) // 2 + 1
+    assert len(groups) <= compute_max_log_range_count(count_positions(ranges)) // 2 + 1
 
 
 @given(scattered_ranges)
 def test_regrouping_does_not_rewrite_longest_ranges(ranges: Ranges) -> None:
     """A range that is rewritten is shorter than those that stay."""
-    groups = group_log_ranges_for_merging_short_ranges(ranges)
+    groups = group_short_log_ranges_for_merging(ranges)
     kept_lengths = sorted(
         stop - start for group in groups if len(group) == 1 for start, stop in group
     )
@@ -142,18 +142,18 @@ def test_regrouping_does_not_rewrite_longest_ranges(ranges: Ranges) -> None:
 
     assert (
         max(rewritten_lengths)
-        <= kept_lengths[-(compute_max_range_count(count_positions(ranges)) // 4)]
+        <= kept_lengths[-(compute_max_log_range_count(count_positions(ranges)) // 4)]
     )
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_max_range_count_grows_with_logarithm_of_length(n: int, more: int) -> None:
     """The count never decreases. A value of twice the length may have one or two more ranges."""
-    assert 8 <= compute_max_range_count(n) <= compute_max_range_count(n + more)
+    assert 8 <= compute_max_log_range_count(n) <= compute_max_log_range_count(n + more)
     if n:
-        assert compute_max_range_count(2 * n) in (
-            compute_max_range_count(n) + 2,
-            compute_max_range_count(n) + 1,
+        assert compute_max_log_range_count(2 * n) in (
+            compute_max_log_range_count(n) + 2,
+            compute_max_log_range_count(n) + 1,
         )
 
 

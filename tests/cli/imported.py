@@ -114,7 +114,7 @@ def import_as_earlier_version(
     with open_database("x.db", None, create=True) as database:
         ImportWriter(
             database, ConversationsReport(), with_memories=True, later=False
-        ).store_conversations("", [shorter])
+        ).store_conversations_as_threads("", [shorter])
 
 
 def build_training_line(*texts: str, **fields: Any) -> dict[str, Any]:

@@ -534,7 +534,7 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
         put(saver, {"n": 2}, config_at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(put_writes_and_drop())
         # while the connection is in use
-        while saver.database.count_writes_by_others(saver._own_writes) is None:
+        while saver.database.count_writes_except_own(saver._own_writes) is None:
             time.sleep(0.01)
         stored = saver.get_tuple(config_at(ns="b"))
 

@@ -1,6 +1,6 @@
 """Manifests stay small, and histories complete, whatever a program does to its lists and dicts.
 
-A manifest has at most `compute_max_range_count(n)` ranges for a value of n items. A history
+A manifest has at most `compute_max_log_range_count(n)` ranges for a value of n items. A history
 contains each item once, in the order of first occurrence. Both are the same after a reopening.
 """
 
@@ -25,7 +25,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import compute_max_range_count, count_positions
+from perdure.checkpointers.manifest import compute_max_log_range_count, count_positions
 from tests.backends import KEY
 from tests.contracts.puts import config_at, put, render_with_types
 from tests.rounds import rounds
@@ -227,7 +227,7 @@ def check_range_counts(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
     assert record is not None
     for ranges in (record.snapshot.ranges, record.snapshot.transcript):
         for channel, (_, parts) in ranges.items():
-            assert len(parts) <= compute_max_range_count(count_positions(parts)), channel
+            assert len(parts) <= compute_max_log_range_count(count_positions(parts)), channel
 
 
 programs = st.lists(

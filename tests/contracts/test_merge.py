@@ -345,15 +345,15 @@ def test_import_skips_messages_erased_in_source_meanwhile(
     if is_known:
         target.import_from(source)
     put(source, {"messages": [HumanMessage("first", id="m1"), message]}, first)
-    write = DatabaseImport._write_new_records
+    write = DatabaseImport._write_thread_unless_rejected
 
     def write_then_erase(self: DatabaseImport, *args: Any) -> Any:
         result = write(self, *args)
         source.erase("t", ["m0"])
-        monkeypatch.setattr(DatabaseImport, "_write_new_records", write)
+        monkeypatch.setattr(DatabaseImport, "_write_thread_unless_rejected", write)
         return result
 
-    monkeypatch.setattr(DatabaseImport, "_write_new_records", write_then_erase)
+    monkeypatch.setattr(DatabaseImport, "_write_thread_unless_rejected", write_then_erase)
     if is_known:
         with pytest.raises(
             ImportFailed, match="in this database, the thread 't', may still contain the data"

@@ -243,7 +243,7 @@ def test_write_count_request_is_withdrawn_if_the_connection_is_busy(savers: Save
 
     def wait_for_write_counts() -> object:
         return asyncio.run(
-            writer.wait_and_count_writes_by_others("checkpointer", saver._own_writes)
+            writer.wait_and_count_writes_except_own("checkpointer", saver._own_writes)
         )
 
     with writer._hold_connection_lock():

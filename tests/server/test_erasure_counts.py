@@ -36,10 +36,10 @@ def test_readers_of_several_threads_share_one_query() -> None:
         table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
         with (
-            counts.track_erasure_count_during_block(1),
-            counts.track_erasure_count_during_block(2),
-            counts.track_erasure_count_during_block(2),
-            counts.track_erasure_count_during_block(3),
+            counts.cache_erasure_count_during_block(1),
+            counts.cache_erasure_count_during_block(2),
+            counts.cache_erasure_count_during_block(2),
+            counts.cache_erasure_count_during_block(3),
         ):
             reads = [counts.read_erasure_count(thread, since) for thread in (1, 2, 2, 3)]
             assert await asyncio.gather(*reads) == [0, 5, 5, None]
@@ -53,7 +53,7 @@ def test_erasure_count_is_queried_again_if_it_may_be_outdated() -> None:
     async def read_counts() -> None:
         table = RecordingTable()
         counts = ErasureCounts(table)
-        with counts.track_erasure_count_during_block(1):
+        with counts.cache_erasure_count_during_block(1):
             before = time.monotonic()
             assert await counts.read_erasure_count(1, before) == 0
             table.numbers[1] = 1
@@ -68,11 +68,11 @@ def test_query_started_before_request_does_not_answer_request() -> None:
         table = RecordingTable()
         counts = ErasureCounts(table)
         table.is_open.clear()
-        with counts.track_erasure_count_during_block(1):
+        with counts.cache_erasure_count_during_block(1):
             early = asyncio.create_task(counts.read_erasure_count(1, time.monotonic()))
             await asyncio.sleep(0.01)
             table.numbers[1] = 1  # erased after the query has read the number
-            with counts.track_erasure_count_during_block(2):
+            with counts.cache_erasure_count_during_block(2):
                 requests = [
                     counts.read_erasure_count(thread, time.monotonic()) for thread in (1, 2)
                 ]
@@ -91,7 +91,7 @@ def test_next_reader_repeats_cancelled_or_failed_query() -> None:
         table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
         table.is_open.clear()
-        with counts.track_erasure_count_during_block(1):
+        with counts.cache_erasure_count_during_block(1):
             first, second = (
                 asyncio.create_task(counts.read_erasure_count(1, since)) for _ in range(2)
             )
@@ -112,8 +112,8 @@ def test_threads_without_readers_are_not_queried() -> None:
     async def read_counts() -> None:
         table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
-        with counts.track_erasure_count_during_block(1):
-            with counts.track_erasure_count_during_block(2):
+        with counts.cache_erasure_count_during_block(1):
+            with counts.cache_erasure_count_during_block(2):
                 await counts.read_erasure_count(2, since)
             await counts.read_erasure_count(1, time.monotonic())
         assert table.queries == [[1, 2], [1]]

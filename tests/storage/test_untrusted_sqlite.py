@@ -66,11 +66,11 @@ def test_endless_statement_is_stopped(path: Path) -> None:
     with closing(connect(path, guard)) as conn:
         with (
             pytest.raises(CorruptRecord, match="after more steps"),
-            guard.check_file_and_limit_read_steps(conn),
+            guard.check_file_and_limit_reads_during_block(conn),
         ):
             conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()
         conn.rollback()
-        with guard.check_file_and_limit_read_steps(conn):
+        with guard.check_file_and_limit_reads_during_block(conn):
             assert conn.execute("SELECT a FROM t").fetchall() == []
 
 
@@ -81,7 +81,7 @@ def test_ctrl_c_interrupts_a_running_statement(path: Path) -> None:
         timer = threading.Timer(0.2, _thread.interrupt_main)
 
         def read() -> None:
-            with guard.check_file_and_limit_read_steps(conn):
+            with guard.check_file_and_limit_reads_during_block(conn):
                 conn.limit = 1 << 62
                 timer.start()
                 conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()

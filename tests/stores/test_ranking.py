@@ -22,7 +22,7 @@ from perdure.stores.ranking import (
     compute_word_information_nats,
     compute_word_weight,
     inverse_document_frequency,
-    iter_term_blocks_with_frequencies,
+    iter_term_blocks_with_frequencies_in_rows,
     rank_rows,
     scale_mean_to_0_and_best_to_1,
 )
@@ -56,7 +56,7 @@ def make_row_contexts(
 def compute_bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
     penalty = compute_length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
-    for part, counts in iter_term_blocks_with_frequencies(terms, len(scores), weights):
+    for part, counts in iter_term_blocks_with_frequencies_in_rows(terms, len(scores), weights):
         worths = np.array(
             [compute_word_weight(make_term, len(scores)) for make_term in part], np.float32
         )
@@ -432,7 +432,7 @@ def test_row_with_matching_word_ranks_before_row_with_other_gains() -> None:
     after = ranked.with_scores_comparable_between_searches()
 
     assert ranked.scores[2] > ranked.scores[1]
-    assert np.argsort(-after.sort_keys, kind="stable")[:3].tolist() == [0, 1, 2]
+    assert np.argsort(-after.row_sort_keys, kind="stable")[:3].tolist() == [0, 1, 2]
     assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
 
@@ -502,7 +502,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
             row_contexts=row_contexts,
         ).with_scores_comparable_between_searches()
         ranked = ranked.with_rows_lacking_vectors_last(near) if mode == "semantic" else ranked
-    in_order = np.argsort(-ranked.sort_keys, kind="stable")
+    in_order = np.argsort(-ranked.row_sort_keys, kind="stable")
     lacking = np.isnan(cosines)
 
     assert ((ranked.scores >= 0) & (ranked.scores <= 1)).all()

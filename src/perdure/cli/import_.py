@@ -164,9 +164,9 @@ def import_(
             importing = ImportWriter(file, report, with_memories=not no_memories, later=later)
             for database in sources:
                 importing.import_database(database, names)
-            importing.store_conversations(prefix, conversations)
-            importing.store_texts(reader.texts)
-            importing.store_archives(reader.iter_archives())
+            importing.store_conversations_as_threads(prefix, conversations)
+            importing.store_memories_and_project_documents(reader.texts)
+            importing.import_store_items_of_archives(reader.iter_archives())
             has_new_organisations = owners_were_people and may_owners_be_organisations(file.saver)
             if report.memories:
                 with show_status("indexing memories …"):
@@ -177,7 +177,7 @@ def import_(
         {**vars(report), "skipped": skipped, "refused": refused}, json, str(report)
     )
     if not json:
-        report.print_notes()
+        report.print_notes_about_unimported_content()
     if has_new_organisations:
         print_note(
             "the owners of imported threads may be organisations; threads of this database that "
@@ -565,7 +565,7 @@ def _collect_conversations_and_check_if_any(
     if (
         is_object
         and remaining_depth == _MAX_DEPTH
-        and collected_parts.archive.add_line_if_in_archive(value)
+        and collected_parts.archive.try_to_add_archive_line(value)
     ):
         pass
     elif is_object and (read := _find_conversation_builder(value)) is not None:
@@ -575,7 +575,7 @@ def _collect_conversations_and_check_if_any(
     elif (
         is_object
         and remaining_depth == _MAX_DEPTH
-        and collected_parts.sessions.add_line_if_in_session(value)
+        and collected_parts.sessions.try_to_add_session_line(value)
     ):
         pass
     elif is_object and is_batch_line(value):

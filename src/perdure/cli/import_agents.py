@@ -71,7 +71,7 @@ class SessionsReader:
         # Maps each message id to the title of the session that contains the message.
         self._summaries: dict[str, str] = {}
 
-    def add_line_if_in_session(self, line: Mapping[str, Any]) -> bool:
+    def try_to_add_session_line(self, line: Mapping[str, Any]) -> bool:
         """Add a line that belongs to a session. Return False for any other line."""
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):
@@ -150,9 +150,7 @@ class SessionsReader:
         session.source_count += 1
         created_at, item = parse_timestamp(time), get_by_path(payload, str, "type")
         key = derive_id(session.id, len(session.parents), item, payload.get("content"))
-        text, is_document = _convert_codex_item_to_text_and_check_if_document(
-            session, item, payload
-        )
+        text, is_document = _convert_codex_item_to_text_and_detect_document(session, item, payload)
         if not text.strip():
             return
         role = get_by_path(payload, str, "role") if item == "message" else "assistant"
@@ -233,7 +231,7 @@ def _convert_claude_code_message(
             elif text.strip():
                 texts.append(text)
         elif kind == "tool_use":
-            call, has_text = _format_tool_call_and_check_if_document(
+            call, has_text = _format_tool_call_and_detect_document(
                 get_by_path(block, str, "name"), get_by_path(block, dict, "input")
             )
             calls.append(call)
@@ -262,15 +260,15 @@ def _convert_claude_code_message(
     return messages
 
 
-def _convert_codex_item_to_text_and_check_if_document(
-    session: _Session, item: str, payload: Mapping[str, Any]
+def _convert_codex_item_to_text_and_detect_document(
+    session: _Session, item_type: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert a Codex session item to text.
 
     Return the text and a flag that is True if the text includes a document that was passed as a
     tool call argument.
     """
-    if item == "message" and payload.get("role") in ("user", "assistant"):
+    if item_type == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
         texts = [get_by_path(part, str, "text") for part in parts]
         texts = [text for text in texts if text.strip()]
@@ -279,11 +277,13 @@ def _convert_codex_item_to_text_and_check_if_document(
             session.count_left_out("context")
         pictures = [p for p in parts if get_by_path(p, str, "type") == "input_image"]
         return "\n\n".join([*(format_placeholder("image") for _ in pictures), *own_texts]), False
-    if item in ("function_call", "custom_tool_call", "local_shell_call"):
+    if item_type in ("function_call", "custom_tool_call", "local_shell_call"):
         name = get_by_path(payload, str, "name") or "shell"
         arguments = payload.get("arguments") or payload.get("input") or payload.get("action")
-        return _format_tool_call_and_check_if_document(name, _parse_tool_arguments(arguments))
-    session.count_left_out(item if item != "message" else get_by_path(payload, str, "role") or item)
+        return _format_tool_call_and_detect_document(name, _parse_tool_arguments(arguments))
+    session.count_left_out(
+        item_type if item_type != "message" else get_by_path(payload, str, "role") or item_type
+    )
     return "", False
 
 
@@ -302,7 +302,7 @@ def _parse_tool_arguments(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _format_tool_call_and_check_if_document(
+def _format_tool_call_and_detect_document(
     tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
     """Return a tool call's text and a flag that is True if its arguments contain a document."""

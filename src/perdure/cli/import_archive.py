@@ -29,22 +29,22 @@ class ArchiveLines:
         self._user = ""
         self._items: list[Mapping[str, Any]] = []
 
-    def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
+    def try_to_add_archive_line(self, line: Mapping[str, Any]) -> bool:
         """Process a line if it belongs to an archive, and return whether it was processed.
 
         Return False, without adding anything, if the line is a thread or the file is not an
         archive.
         """
-        if is_archive_header(value):
-            self.is_archive, self._user = True, value["user"]
+        if is_archive_header(line):
+            self.is_archive, self._user = True, line["user"]
         elif not self.is_archive:
             return False
-        elif is_item_version(value):
-            if self._may_namespace_belong_to_archived_person(value["namespace"]):
-                self._items.append(value)
+        elif is_item_version(line):
+            if self._may_namespace_belong_to_archived_person(line["namespace"]):
+                self._items.append(line)
             else:
                 self.left_out += 1
-        elif is_run_or_cron_record(value):
+        elif is_run_or_cron_record(line):
             self.records += 1
         else:
             return False

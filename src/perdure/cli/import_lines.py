@@ -22,7 +22,7 @@ from perdure.memory.message_forms import convert_object_to_message, find_message
 
 # Ids of the messages on the path from the root of a conversation to the place where the next
 # message is added, in order. The dict serves as an ordered set, so all of its values are None.
-_Path = dict[str, None]
+_MessageIdsFromRoot = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
@@ -67,7 +67,7 @@ class JsonLinesReader:
 
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
-        self._conversations: dict[str, tuple[Conversation, _Path]] = {}
+        self._conversations: dict[str, tuple[Conversation, _MessageIdsFromRoot]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
         # Maps each user to a conversation that collects the user's messages from lines with a
@@ -126,7 +126,7 @@ class JsonLinesReader:
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
             _append_message_and_return_id_of_last_message(
-                *self._get_or_create_thread(line["thread_id"], labels), message
+                *self._get_or_create_conversation_and_path(line["thread_id"], labels), message
             )
         else:
             user = str([*labels.items()]) if any(labels.values()) else ""
@@ -166,14 +166,14 @@ class JsonLinesReader:
 
         Messages that have no timestamp are assigned the timestamp `created_at`.
         """
-        thread, path = self._get_or_create_thread(thread_name, conversation)
+        thread, path = self._get_or_create_conversation_and_path(thread_name, conversation)
         path.clear()
         _add_messages_and_branches(thread, path, conversation, created_at)
 
-    def _get_or_create_thread(
-        self, name: object, line: Mapping[str, Any]
-    ) -> tuple[Conversation, _Path]:
-        new_thread = _build_empty_conversation(name, line)
+    def _get_or_create_conversation_and_path(
+        self, thread_id: object, metadata: Mapping[str, Any]
+    ) -> tuple[Conversation, _MessageIdsFromRoot]:
+        new_thread = _build_empty_conversation(thread_id, metadata)
         thread, path = self._conversations.setdefault(new_thread.id, (new_thread, {}))
         thread.metadata |= new_thread.metadata
         return thread, path
@@ -202,7 +202,7 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
 
 def _add_messages_and_branches(
     thread: Conversation,
-    earlier_message_ids: _Path,
+    earlier_message_ids: _MessageIdsFromRoot,
     conversation: Mapping[str, Any],
     created_at: float | None = None,
     *,
@@ -259,7 +259,7 @@ def find_value_at_path(value: Any, *keys: str) -> Any:
 
 def _append_message_and_return_id_of_last_message(
     thread: Conversation,
-    earlier_message_ids: _Path,
+    earlier_message_ids: _MessageIdsFromRoot,
     message_json: Any,
     created_at: float | None = None,
     *,

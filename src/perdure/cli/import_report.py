@@ -111,7 +111,7 @@ class ConversationsReport:
             return _format_counts_by_user(self.by_user).replace(" of ", f" {noun} of ", 1)
         return format_count(self.memories or 0, "memory", "memories")
 
-    def print_notes(self) -> None:
+    def print_notes_about_unimported_content(self) -> None:
         """Print notes to stderr about content that was not imported, grouped by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
         for heading, kinds in (("left out", self.left_out), ("not as expected", problems)):

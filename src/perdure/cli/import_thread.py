@@ -89,10 +89,12 @@ class ImportWriter:
         self._extraction = file.build_memory_extraction() if with_memories and not later else None
         report.memories = None if self._extraction is None else 0
 
-    def store_conversations(self, prefix: str, conversations: list[Conversation]) -> None:
+    def store_conversations_as_threads(
+        self, thread_id_prefix: str, conversations: list[Conversation]
+    ) -> None:
         """Store each conversation as a thread whose id begins with the given prefix."""
         total, stored_count = sum(len(talk.nodes) for talk in conversations), 0
-        names = ThreadNames(self._file.saver, prefix, self._file.user)
+        names = ThreadNames(self._file.saver, thread_id_prefix, self._file.user)
         with progress_bar("importing", "message") as update_bar:
             for talk in conversations:
 
@@ -102,7 +104,7 @@ class ImportWriter:
                 self._report.skipped += talk.problems
                 if talk.nodes:
                     talk = names.assign_thread_id(talk)
-                    self._store_conversation(prefix + talk.id, talk, update_progress)
+                    self._store_conversation(thread_id_prefix + talk.id, talk, update_progress)
                     stored_count += len(talk.nodes)
                     update_progress(0, stored_count)
                 else:
@@ -110,7 +112,7 @@ class ImportWriter:
                     self._report.unread += talk.source_count > 0
                     self._report.empty += not talk.source_count
 
-    def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
+    def import_store_items_of_archives(self, archives: Iterable[ArchiveLines]) -> None:
         """Import the store items in archives, including all versions of the items.
 
         Each archive is the output of `perdure export --user`, which exports the data of one person.
@@ -120,7 +122,7 @@ class ImportWriter:
                 self._file.store.import_lines(archive.iter_item_lines())
             )
 
-    def store_texts(self, texts: list[SavedText]) -> None:
+    def store_memories_and_project_documents(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that do not belong to any conversation.
 
         Imported memories are stored as facts about the user. A document is stored as an item in the
@@ -363,7 +365,9 @@ class ThreadImport:
                 continue
             keys, parent = self._find_unstored_message_ids_and_parent_id(key)
             new_keys = [
-                name for name in keys if not self._load_texts_and_document_flags_before_import(name)
+                name
+                for name in keys
+                if not self._load_previously_stored_texts_with_is_document(name)
             ]
             if new_keys and (
                 can_start_branch if parent is None else self._checkpoint_of_message[parent]
@@ -386,8 +390,8 @@ class ThreadImport:
             key: text
             for key, text in self._conversation.former_texts.items()
             if key in self._checkpoint_of_message
-            and _get_text_and_document_flag(self._conversation.nodes[key].message)
-            not in self._load_texts_and_document_flags_before_import(key)
+            and _get_text_and_is_document(self._conversation.nodes[key].message)
+            not in self._load_previously_stored_texts_with_is_document(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
         if head is None:
@@ -402,7 +406,7 @@ class ThreadImport:
             elif (
                 not text
                 and node.parent in ids
-                and not self._load_texts_and_document_flags_before_import(key)
+                and not self._load_previously_stored_texts_with_is_document(key)
             ):
                 messages.insert(ids.index(node.parent) + 1, node.message)
                 self.updated += 1
@@ -429,13 +433,13 @@ class ThreadImport:
         metadata.pop(TIMES_KEY, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
-    def _load_texts_and_document_flags_before_import(
+    def _load_previously_stored_texts_with_is_document(
         self, message_id: str
     ) -> set[tuple[str, bool]]:
         """Return the texts that a message had in the thread's history before this import.
 
         Each text is paired with a flag that is True if the message was a document; see
-        `_get_text_and_document_flag`. The returned set is empty if the thread did not contain the
+        `_get_text_and_is_document`. The returned set is empty if the thread did not contain the
         message. The texts are read from the thread's history rather than from checkpoints, because
         there may be no checkpoint that ends with the last message of an earlier export.
         """
@@ -447,7 +451,7 @@ class ThreadImport:
             ):
                 if isinstance(item.value, BaseMessage):
                     self._stored_contents[str(item.value.id)].add(
-                        _get_text_and_document_flag(item.value)
+                        _get_text_and_is_document(item.value)
                     )
         return self._stored_contents.get(message_id, set())
 
@@ -612,7 +616,7 @@ class ThreadImport:
             self._saver.rewind(self._thread["thread_id"], target_id)
 
 
-def _get_text_and_document_flag(message: BaseMessage) -> tuple[str, bool]:
+def _get_text_and_is_document(message: BaseMessage) -> tuple[str, bool]:
     """Return a message's text and a flag that is True if the message is a document.
 
     Messages that contain documents can be found by search, but no memories are extracted from

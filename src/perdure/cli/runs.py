@@ -95,7 +95,7 @@ def runs(
         listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
     )
     has_conditions = (thread, user, status) != (None, None, None)
-    _print_more_note_and_exit_if_no_match(
+    _print_note_if_has_more_and_exit_if_no_match(
         len(rows) > limit, limit, "runs", no_match=has_conditions and not rows
     )
 
@@ -138,12 +138,12 @@ def crons(
         listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
     )
     has_conditions = (thread, user) != (None, None)
-    _print_more_note_and_exit_if_no_match(
+    _print_note_if_has_more_and_exit_if_no_match(
         len(rows) > limit, limit, "crons", no_match=has_conditions and not rows
     )
 
 
-def _print_more_note_and_exit_if_no_match(
+def _print_note_if_has_more_and_exit_if_no_match(
     has_more: bool, limit: int, noun: str, *, no_match: bool
 ) -> None:
     """Print a note if `has_more` is True. Exit with code 1 if `no_match` is True."""

@@ -28,7 +28,7 @@ from perdure.checkpointers.records import (
     build_item_associated_data,
     build_thread_search_keys,
     compute_item_hash,
-    compute_metadata_tags,
+    compute_metadata_index_tags,
     decode_stored_id,
     encode_id_for_storage,
 )
@@ -435,7 +435,9 @@ class ThreadTables(Tables):
         return statements
 
     def _build_tags(self, body: bytes) -> list[int]:
-        return compute_metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
+        return compute_metadata_index_tags(
+            self.reader.seal, self.reader.codec.decode(unpack(body)[0][1])
+        )
 
 
 _OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.namespace_key = r.namespace_key"

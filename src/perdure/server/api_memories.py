@@ -71,7 +71,7 @@ async def list_memories(
     With `as_of`, list the memories that were valid at that time.
     """
     arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _authorize_and_build_collection_and_config(call, arguments, team)
+    memories, config = await _authorize_and_build_memory_collection(call, arguments, team)
     options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
     return await build_json_reply(await memories.alist(**options, config=config))
 
@@ -112,7 +112,7 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
         "value": {"memory": body.memory, "kind": body.kind},
         "index": None,
     }
-    memories, config = await _authorize_and_build_collection_and_config(
+    memories, config = await _authorize_and_build_memory_collection(
         call, arguments, team, kind=body.kind
     )
     provenance = _build_provenance_of_team_memory(call, team)
@@ -133,7 +133,7 @@ async def change_memory(
     With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
     is then valid until the time `at`, or until now if `at` is not given.
     """
-    memories, config = await _authorize_and_build_collection_and_config(
+    memories, config = await _authorize_and_build_memory_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
     options: JSONObject = {"if_version": body.if_version, "config": config}
@@ -149,13 +149,13 @@ async def change_memory(
 @set_required_action("store:delete")
 async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
     """Erase a memory with all its versions, and return the receipt."""
-    memories, config = await _authorize_and_build_collection_and_config(call, {"key": key}, team)
+    memories, config = await _authorize_and_build_memory_collection(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record_for_audit(hashes=receipt.hashes)
     return await build_json_reply(receipt)
 
 
-async def _authorize_and_build_collection_and_config(
+async def _authorize_and_build_memory_collection(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """Check that the caller may perform the action, and return the memories it applies to.

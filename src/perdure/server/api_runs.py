@@ -46,7 +46,7 @@ from perdure.server.input_checks import (
     refuse_malformed_messages,
 )
 from perdure.server.person import Sender
-from perdure.server.private_events import build_event_kind_readable_only_for_person, get_stream_mode
+from perdure.server.private_events import build_event_kind_with_mode_and_person, get_stream_mode
 from perdure.server.reply import JSONReply, encode_json
 from perdure.server.run import Run, add_interrupts_to_output, build_run_json
 from perdure.server.run_events import METADATA_EVENT
@@ -392,7 +392,7 @@ async def check_run_request_and_get_start_function(
     )
     thread_id = thread_id or new_thread_id
     call = act_for_user_named_in_context(call, body)
-    body.check_reserved_names(thread_id, call.identity.person)
+    body.refuse_reserved_config_values(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check_url(body.webhook)
     runs.check_capacity_for_new_runs(call.identity)
@@ -414,7 +414,7 @@ async def check_run_request_and_get_start_function(
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
-        permitted_thread = await _find_thread_for_run_on_behalf_of_person(call, arguments)
+        permitted_thread = await _find_thread_permitted_to_represented_person(call, arguments)
         may_create = may_create and permitted_thread is None
     if permitted_thread is None and (body.checkpoint_ids_by_namespace or not may_create):
         permitted_thread = await threads.get_permitted_row(thread_id)
@@ -478,7 +478,7 @@ def act_for_user_named_in_context(call: Call, body: RunRequest) -> Call:
     return call if identity is call.identity else call.with_identity(identity)
 
 
-async def _find_thread_for_run_on_behalf_of_person(
+async def _find_thread_permitted_to_represented_person(
     call: Call, run_arguments: dict[str, Any]
 ) -> ListedThread | None:
     """Return the existing thread in which a caller starts a run on behalf of another person.
@@ -521,7 +521,7 @@ def _build_run_sender(
     because the edited call could read or write the person's memories.
     """
     is_answer = body.command is not None and body.command.resume is not None
-    edits_call = is_answer and body.answers_with_edited_call
+    edits_call = is_answer and body.answers_interrupt_with_edited_tool_call
     is_author = body.has_new_graph_input or edits_call
     message_author = author or identity.person if is_author else None
     deed = "answered" if is_answer else "continued"
@@ -713,7 +713,7 @@ class RunEvents:
         All other events from `graph.astream_events` are logged under the stream mode `events`.
         These events may contain memories of the person, so they are not shown to other users.
         """
-        kind_of_event = build_event_kind_readable_only_for_person("events", person)
+        kind_of_event = build_event_kind_with_mode_and_person("events", person)
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:

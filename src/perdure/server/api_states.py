@@ -266,10 +266,10 @@ async def update_thread_state(
                 f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
                 "be updated; set graph_id in its metadata to a graph that is served"
             )
-        sender, person = _build_sender_and_choose_person(runs, call, thread)
+        sender, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
         person_metadata = person.build_checkpoint_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
-        marker = person.build_message_marker(sender, thread_id, sent_values)
+        marker = person.build_other_author_marker(sender, thread_id, sent_values)
         steps = [
             [
                 update._replace(
@@ -336,7 +336,7 @@ def _log_and_suppress_reducer_errors() -> Iterator[None]:
         )
 
 
-def _build_sender_and_choose_person(
+def _build_update_sender_and_choose_thread_person(
     runs: Runs, call: Call, thread: ListedThread
 ) -> tuple[Sender, Person]:
     """Return the user who sent an update and the person to whom the thread belongs.

@@ -138,7 +138,7 @@ class Assistants:
                 assistant by the change.
             UnknownGraph: The graph is not served.
         """
-        key = self._require_changeable_assistant(assistant_id)
+        key = self._require_changeable_and_canonicalize_assistant_id(assistant_id)
 
         def apply_changes(row: AssistantRow) -> dict[str, Any]:
             if not matches_filter(row.content["metadata"], self._filter):
@@ -172,7 +172,7 @@ class Assistants:
 
         See `update` for the exceptions.
         """
-        key = self._require_changeable_assistant(assistant_id)
+        key = self._require_changeable_and_canonicalize_assistant_id(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
         await self._table.set_latest_version(key, version)
@@ -183,7 +183,7 @@ class Assistants:
 
         See `update` for the exceptions.
         """
-        key = self._require_changeable_assistant(assistant_id)
+        key = self._require_changeable_and_canonicalize_assistant_id(assistant_id)
         await self.get(assistant_id)
         await self._table.delete(key)
 
@@ -219,7 +219,7 @@ class Assistants:
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
-    def _require_changeable_assistant(self, assistant_id: str) -> str:
+    def _require_changeable_and_canonicalize_assistant_id(self, assistant_id: str) -> str:
         """Check that an assistant may be changed, and return its id in canonical form.
 
         Raises:

@@ -199,7 +199,7 @@ class Call:
     ) -> dict[str, Any]:
         """Authorize an action on memories, and return the arguments that select these memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **action_arguments})
-        template, config = build_namespace_template_and_config(tuple(permitted["namespace"]))
+        template, config = convert_namespace_to_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
@@ -367,7 +367,7 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def build_namespace_template_and_config(
+def convert_namespace_to_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template, and a config with which the template resolves to `namespace`.
@@ -377,7 +377,7 @@ def build_namespace_template_and_config(
     placeholders.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
-        template, config = build_namespace_template_and_config(namespace[2:])
+        template, config = convert_namespace_to_template_and_config(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}

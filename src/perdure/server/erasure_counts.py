@@ -44,7 +44,7 @@ class ErasureCounts:
         self.read_at = 0.0
 
     @contextmanager
-    def track_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
+    def cache_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
         """Keep the cached erasure count of a thread up to date until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
@@ -58,7 +58,7 @@ class ErasureCounts:
     async def read_erasure_count(self, thread_key: int, earliest_query_time: float) -> int | None:
         """Return the number of message erasures in a thread.
 
-        Call this method only inside a `track_erasure_count_during_block` block for the same
+        Call this method only inside a `cache_erasure_count_during_block` block for the same
         thread.
 
         Args:
@@ -74,14 +74,14 @@ class ErasureCounts:
                 if not self._is_recent(thread_key, earliest_query_time):
                     # Check again after acquiring the lock, because another reader may have loaded
                     # the count while this one waited for the lock.
-                    await self._read_counts_of_threads_with_readers()
+                    await self._refresh_cached_erasure_counts()
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
         """Return whether a thread's erasure count was cached at the time `not_before` or later."""
         return thread_key in self._counts and self.read_at >= not_before
 
-    async def _read_counts_of_threads_with_readers(self) -> None:
+    async def _refresh_cached_erasure_counts(self) -> None:
         """Read the erasure counts of all threads that currently have readers."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals_by_thread_key(thread_keys)

@@ -64,7 +64,7 @@ class EventHolder(Protocol):
         """Return the value of `EventMemory.total_added` at the time the oldest event was added."""
 
     @property
-    def oldest_event_drop_safety(self) -> DropSafety:
+    def safety_of_dropping_oldest_event(self) -> DropSafety:
         """Return how safe it is to drop the oldest event."""
 
     def drop_oldest_events(self) -> None:
@@ -202,7 +202,7 @@ class EventMemory:
 
         When memory must be freed, the event holder with the largest key drops its events first.
         """
-        return holder.oldest_event_drop_safety, holder.size * (
+        return holder.safety_of_dropping_oldest_event, holder.size * (
             self.total_added - holder.total_when_added + 1
         )
 

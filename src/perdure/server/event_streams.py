@@ -266,7 +266,7 @@ class ThreadSocket:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    await self._handle_message(await self._receive_message(), group)
+                    await self._execute_command_and_send_reply(await self._receive_message(), group)
         except* (WebSocketDisconnect, TimeoutError):
             pass
         except* (Refused, LookupError) as errors:
@@ -288,7 +288,9 @@ class ThreadSocket:
         await require_valid_credentials_of_same_user(self._websocket)
         return content
 
-    async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
+    async def _execute_command_and_send_reply(
+        self, message: str | bytes, group: asyncio.TaskGroup
+    ) -> None:
         """Execute the command in a websocket message, and send the reply."""
         command = None
         try:

@@ -88,7 +88,7 @@ class StartupResponder:
         if not isinstance(method, str) or not isinstance(params, dict):
             return None
         if "id" not in message:
-            return self._handle_notification(line, method)
+            return self._accept_notification_unless_sdk_is_needed(line, method)
         if not isinstance(message["id"], int | str) or isinstance(message["id"], bool):
             return None
         result = self._build_mcp_result_unless_sdk_is_needed(method, params)
@@ -96,7 +96,9 @@ class StartupResponder:
             return None
         return [{"jsonrpc": "2.0", "id": message["id"], **result}]
 
-    def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
+    def _accept_notification_unless_sdk_is_needed(
+        self, line: str, method: str
+    ) -> list[dict[str, Any]] | None:
         """Handle a message that needs no reply.
 
         The `notifications/initialized` notification is kept, because the MCP SDK must read it
@@ -141,7 +143,11 @@ class StartupResponder:
         """
         client: Any = params.get("clientInfo")
         version = params.get("protocolVersion")
-        if self.replayed_lines or version not in HANDSHAKE_VERSIONS or not _is_client_info(client):
+        if (
+            self.replayed_lines
+            or version not in HANDSHAKE_VERSIONS
+            or not _is_valid_mcp_client_info(client)
+        ):
             return None
         if not isinstance(params.get("capabilities"), dict):
             return None
@@ -176,7 +182,7 @@ class StartupResponder:
         """
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
-            or not _is_client_info(meta.get(_META_PREFIX + "clientInfo"))
+            or not _is_valid_mcp_client_info(meta.get(_META_PREFIX + "clientInfo"))
             or not isinstance(meta.get(_META_PREFIX + "clientCapabilities"), dict)
         ):
             return None
@@ -204,7 +210,7 @@ class StartupResponder:
         }
 
 
-def _is_client_info(value: Any) -> bool:
+def _is_valid_mcp_client_info(value: Any) -> bool:
     """Return whether a value has the `name` and `version` that MCP requires in `clientInfo`."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")

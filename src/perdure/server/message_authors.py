@@ -42,7 +42,7 @@ _HUMAN_ROLES: Final = ("user", "human")
 _INTERNAL_NS_PREFIX: Final = "perdure:"
 
 
-class RunMessageMarker:
+class OtherAuthorMarker:
     """Marks the human messages that a run adds, unless the person wrote them.
 
     Messages that the run has loaded from the thread keep the mark that they have.
@@ -175,12 +175,12 @@ class RunMessageMarker:
         """
         value = self._mark_messages_in_channel_value(value)
         if isinstance(value, list) and not _is_role_and_text(channel, value):
-            marked = [self._mark_unconverted_message(channel, element) for element in value]
+            marked = [self._mark_raw_human_message(channel, element) for element in value]
             is_same = all(new is old for new, old in zip(marked, value, strict=True))
             return value if is_same else marked
-        return self._mark_unconverted_message(channel, value)
+        return self._mark_raw_human_message(channel, value)
 
-    def _mark_unconverted_message(self, channel: str, value: Any) -> Any:
+    def _mark_raw_human_message(self, channel: str, value: Any) -> Any:
         """Mark a human message that is not a message object yet, such as a dict with a role.
 
         A string, or a pair of a role and a text, counts as a message only in the channel
@@ -201,7 +201,7 @@ class RunMessageMarker:
 
     def _mark_message(self, message: HumanMessage) -> HumanMessage:
         """Return a marked copy of a message, or the message itself if it must not be marked."""
-        if _is_marked(message) or not self._must_be_marked(message):
+        if _is_marked(message) or not self._is_message_by_other_author(message):
             return message
         original, copy = self._marked_copies.get(id(message), (None, message))
         if original is message and copy.content == message.content:
@@ -211,7 +211,7 @@ class RunMessageMarker:
         self._marked_copies[id(message)] = message, copy
         return copy
 
-    def _must_be_marked(self, message: HumanMessage) -> bool:
+    def _is_message_by_other_author(self, message: HumanMessage) -> bool:
         """Return whether the person did not write a message."""
         if message.id is None:
             was_loaded = (message.content, False) in self._loaded_without_id
@@ -251,8 +251,8 @@ async def mark_checkpoint_as_changed_by_other_users(
         await saver.aput_writes(checkpoint.config, [(channel, True)], task_id, _LABEL_PATH)
 
 
-async def load_continued_metadata(
-    saver: Checkpointer, thread_id: str, checkpoint_ids: Mapping[str, str]
+async def load_metadata_of_continued_checkpoints(
+    saver: Checkpointer, thread_id: str, checkpoint_ids_by_namespace: Mapping[str, str]
 ) -> list[Mapping[str, Any]]:
     """Return the metadata of the checkpoints from which a run continues.
 
@@ -262,11 +262,11 @@ async def load_continued_metadata(
     Args:
         saver: The checkpointer.
         thread_id: The thread of the run.
-        checkpoint_ids: The checkpoint that the run names in each checkpoint namespace. The head is
+        checkpoint_ids_by_namespace: The checkpoint that the run names in each checkpoint namespace. The head is
             used if no checkpoint of the namespace `""` is named.
     """
     loaded: list[Mapping[str, Any]] = []
-    for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids}.items():
+    for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids_by_namespace}.items():
         position = {"checkpoint_ns": checkpoint_ns, "checkpoint_id": checkpoint_id}
         checkpoint = await _load_checkpoint(
             saver, {"configurable": {"thread_id": thread_id, **position}}

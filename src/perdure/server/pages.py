@@ -121,7 +121,7 @@ def format_one_line(value: Any) -> str:
     ]
 
 
-def contains_only_generated_ids(displayed_lines: Sequence[Mapping[str, Any]]) -> bool:
+def are_all_lines_generated_ids(displayed_lines: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether all displayed lines of a list are generated ids, such as UUIDs.
 
     Pages collapse lists of generated ids.
@@ -356,7 +356,7 @@ _TEMPLATES.filters |= {
     "one_line": format_one_line,
 }
 _TEMPLATES.filters |= {"ago": format_elapsed_time, "size": decimal, "as_json": format_as_json}
-_TEMPLATES.tests["generated_ids"] = contains_only_generated_ids
+_TEMPLATES.tests["generated_ids"] = are_all_lines_generated_ids
 _TEMPLATES.globals |= {"build_link": build_link}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {

@@ -26,7 +26,7 @@ from perdure.server.access import Forbidden, set_required_action
 from perdure.server.call import (
     Call,
     CurrentCall,
-    build_namespace_template_and_config,
+    convert_namespace_to_template_and_config,
     is_internal_namespace,
 )
 from perdure.server.pages import (
@@ -83,7 +83,7 @@ An endpoint with a parameter of this type must check the permission itself.
 """
 
 
-async def authorize_namespace_and_get_permitted_fields(
+async def authorize_namespace_and_request_fields(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
     """Check that the caller may use a namespace, and return the authorized request fields.
@@ -120,7 +120,7 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
     """Check that the caller is permitted to access the requested item."""
     if not requested.key:
         raise ConfigurationError("the request does not name an item; add ns=…&key=… to the URL")
-    permitted = await authorize_namespace_and_get_permitted_fields(
+    permitted = await authorize_namespace_and_request_fields(
         call, requested.ns or call.memories, key=requested.key
     )
     return ItemTarget(permitted["namespace"], permitted["key"])
@@ -152,7 +152,7 @@ async def show_namespaces(
     """Show the child namespaces of a namespace, with the number and size of their items."""
     ns = requested.ns
     prefix = (
-        await authorize_namespace_and_get_permitted_fields(
+        await authorize_namespace_and_request_fields(
             call, ns, limit=_NAMESPACES_PER_PAGE, offset=start
         )
     )["namespace"]
@@ -211,7 +211,7 @@ async def _list_readable_team_namespaces(call: Call) -> list[Namespace]:
         with suppress(Forbidden):
             permitted_namespaces.append(
                 (
-                    await authorize_namespace_and_get_permitted_fields(
+                    await authorize_namespace_and_request_fields(
                         call.with_action("store:search"), (TEAMS, team)
                     )
                 )["namespace"]
@@ -242,7 +242,7 @@ async def show_items(
         start: The number of items to skip.
     """
     value_filter = parse_json_object(filter, "the filter") if filter.strip() else None
-    permitted = await authorize_namespace_and_get_permitted_fields(
+    permitted = await authorize_namespace_and_request_fields(
         call, requested.ns, query=q.strip() or None, filter=value_filter
     )
     ns, options = permitted["namespace"], {name: permitted[name] for name in ("query", "filter")}
@@ -479,7 +479,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """Return the `Collection` for a namespace's memories, and the config to pass to its methods."""
-    template, config = build_namespace_template_and_config(namespace)
+    template, config = convert_namespace_to_template_and_config(namespace)
     return Collection(call.store, template), config
 
 

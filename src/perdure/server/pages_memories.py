@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, set_required_action
-from perdure.server.call import Call, CurrentCall, build_namespace_template_and_config
+from perdure.server.call import Call, CurrentCall, convert_namespace_to_template_and_config
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -32,7 +32,7 @@ from perdure.server.pages_items import (
     ITEMS_PER_PAGE,
     ItemTarget,
     RequestedItem,
-    authorize_namespace_and_get_permitted_fields,
+    authorize_namespace_and_request_fields,
     build_collection,
     build_item_template_values,
 )
@@ -82,7 +82,7 @@ async def _permit_memories(
         name: value for name, value in (("query", q), ("key", requested.key)) if value
     }
     return ItemTarget(
-        (await authorize_namespace_and_get_permitted_fields(call, namespace, **request_fields))[
+        (await authorize_namespace_and_request_fields(call, namespace, **request_fields))[
             "namespace"
         ],
         requested.key,
@@ -148,7 +148,7 @@ async def show_memories(
         "more": False,
     }
     if q.strip():
-        template, config = build_namespace_template_and_config(ns)
+        template, config = convert_namespace_to_template_and_config(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -190,9 +190,7 @@ async def _list_selectable_users(call: Call, ns: tuple[str, ...]) -> list[str]:
         return []
     users, list_call = {ns[-1], call.identity.person}, call.with_action("store:list_namespaces")
     with suppress(Forbidden):
-        prefix = (await authorize_namespace_and_get_permitted_fields(list_call, ns[:-1]))[
-            "namespace"
-        ]
+        prefix = (await authorize_namespace_and_request_fields(list_call, ns[:-1]))["namespace"]
         options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _MAX_USERS + 1}
         user_namespaces = await list_call.store.alist_namespaces(prefix=prefix, **options)
         users |= {labels[-1] for labels in user_namespaces if len(labels) > len(prefix)}
@@ -243,7 +241,7 @@ async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemorie
 
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
     """Return the `Quarantine` for a namespace of memories, and the config for its methods."""
-    template, config = build_namespace_template_and_config(target.ns)
+    template, config = convert_namespace_to_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 
 
@@ -294,6 +292,6 @@ async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[st
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]
     return [
-        (await authorize_namespace_and_get_permitted_fields(call, ns))["namespace"]
+        (await authorize_namespace_and_request_fields(call, ns))["namespace"]
         for ns in (target.ns, *related_namespaces)
     ]

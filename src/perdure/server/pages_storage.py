@@ -127,7 +127,7 @@ async def show_jobs(
     found_jobs, missing_dependency = [], ""
     try:
         found_jobs = await asyncio.to_thread(
-            _list_extraction_jobs_or_queue_thread, call, settings, None
+            _queue_thread_extraction_or_list_jobs, call, settings, None
         )
     except MissingDependency as exc:
         missing_dependency = str(exc)
@@ -150,11 +150,11 @@ async def show_jobs(
 @set_required_action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
     """Queue a thread for memory extraction by the next available worker."""
-    await asyncio.to_thread(_list_extraction_jobs_or_queue_thread, call, settings, thread)
+    await asyncio.to_thread(_queue_thread_extraction_or_list_jobs, call, settings, thread)
     return redirect_to("/ui/jobs", queued=thread)
 
 
-def _list_extraction_jobs_or_queue_thread(
+def _queue_thread_extraction_or_list_jobs(
     call: Call, settings: Settings, thread_id: str | None
 ) -> list[Any]:
     """List the extraction jobs, or queue a job for the thread if `thread_id` is given.

@@ -25,7 +25,7 @@ from perdure.checkpointers.labels import (
 )
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
-from perdure.server.message_authors import RunMessageMarker
+from perdure.server.message_authors import OtherAuthorMarker
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """The values of `Sender.deed`, which name the operation of a caller on a thread.
@@ -129,7 +129,7 @@ class Person(NamedTuple):
         """Return the input of a run.
 
         If the run does not use memory, the returned messages are marked in their metadata so that
-        no memories are extracted from them; see `_exclude_messages_from_extraction`.
+        no memories are extracted from them; see `_mark_messages_as_excluded_from_extraction`.
         """
         if self.uses_memory:
             return input
@@ -147,23 +147,23 @@ class Person(NamedTuple):
             )
         if isinstance(input, Mapping):
             return {
-                name: _exclude_messages_from_extraction(name, value)
+                name: _mark_messages_as_excluded_from_extraction(name, value)
                 for name, value in input.items()
             }
         if isinstance(input, list):
             # The list contains messages or, if it is the update of a `Command`, `(channel, value)`
             # tuples.
             return [
-                (element[0], _exclude_messages_from_extraction(element[0], element[1]))
+                (element[0], _mark_messages_as_excluded_from_extraction(element[0], element[1]))
                 if isinstance(element, tuple)
-                else _exclude_messages_from_extraction("", element)
+                else _mark_messages_as_excluded_from_extraction("", element)
                 for element in input
             ]
         return input
 
-    def build_message_marker(
+    def build_other_author_marker(
         self, sender: Sender, thread_id: str, input_values: Sequence[Any]
-    ) -> RunMessageMarker:
+    ) -> OtherAuthorMarker:
         """Build the marker for the messages that a run stores.
 
         Args:
@@ -174,7 +174,7 @@ class Person(NamedTuple):
         is_input_of_person = self.uses_memory and (
             self.is_sender_trusted or sender.author == self.user
         )
-        return RunMessageMarker(
+        return OtherAuthorMarker(
             thread_id,
             input_values if is_input_of_person else (),
             is_active=not self.uses_memory or not self.is_sender_trusted,
@@ -250,7 +250,7 @@ def choose_person_of_run(
 
 
 def _must_continue_without_memory(
-    sender: Sender, metadata: Mapping[str, Any], *, is_sender_trusted: bool
+    sender: Sender, checkpoint_metadata: Mapping[str, Any], *, is_sender_trusted: bool
 ) -> bool:
     """Return whether a run without a new message must not use the person's memories.
 
@@ -259,12 +259,12 @@ def _must_continue_without_memory(
 
     Args:
         sender: The sender of the run.
-        metadata: The metadata of the checkpoint from which the run continues.
+        checkpoint_metadata: The metadata of the checkpoint from which the run continues.
         is_sender_trusted: See `Person`.
     """
-    if not metadata.get(TURN_WITHOUT_MEMORY):
+    if not checkpoint_metadata.get(TURN_WITHOUT_MEMORY):
         return False
-    is_state_update = metadata.get(CALLER_ACTION) == "changed"
+    is_state_update = checkpoint_metadata.get(CALLER_ACTION) == "changed"
     return not (is_state_update and is_sender_trusted and sender.deed == "answered")
 
 
@@ -279,7 +279,7 @@ def choose_checkpoint_owner(thread: ListedThread, sender: Sender, person: Person
     return person.user if is_handed_over and owner == sender.caller else owner
 
 
-def _exclude_messages_from_extraction(channel_name: str, value: Any) -> Any:
+def _mark_messages_as_excluded_from_extraction(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
     A message is marked by setting a field in its metadata. Marking a human message excludes its
@@ -293,7 +293,10 @@ def _exclude_messages_from_extraction(channel_name: str, value: Any) -> Any:
     if isinstance(value, list):
         is_pair = channel_name == "messages" and len(value) == 2 and value[0] in _ROLES
         if not is_pair:
-            return [_exclude_messages_from_extraction(channel_name, element) for element in value]
+            return [
+                _mark_messages_as_excluded_from_extraction(channel_name, element)
+                for element in value
+            ]
         value = {"role": value[0], "content": value[1]}
     if isinstance(value, str) and channel_name == "messages":
         value = {"role": "user", "content": value}

@@ -15,7 +15,7 @@ from perdure.server.access import Identity
 _MODE, _PERSON = "mode", "person"
 
 
-def build_event_kind_readable_only_for_person(stream_mode: str, person: str) -> dict[str, str]:
+def build_event_kind_with_mode_and_person(stream_mode: str, person: str) -> dict[str, str]:
     """Build the kind of an event that may contain memories of a person.
 
     Args:
@@ -30,7 +30,7 @@ def get_stream_mode(kind: Any) -> Any:
     return kind.get(_MODE) if isinstance(kind, dict) else kind
 
 
-def may_read_event(kind: Any, reader: Identity) -> bool:
+def may_read_event_of_kind(kind: Any, reader: Identity) -> bool:
     """Return whether a user may read an event with the given kind.
 
     An event that contains memories of a person may be read by that person, and by users who may act

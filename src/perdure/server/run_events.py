@@ -173,7 +173,9 @@ class StoredEvents:
         """
         try:
             return await self._table.read_events(
-                thread_key, seq_range, _compute_event_number_to_read_after(event_number, seq_range)
+                thread_key,
+                seq_range,
+                _raise_event_number_to_thread_log_start(event_number, seq_range),
             )
         except CorruptRecord as exc:
             _LOGGER.warning("the stored events of a run are damaged")
@@ -190,7 +192,7 @@ class StoredEvents:
             The latest stored event; see `RunTable.find_newest_event`.
         """
         newest = await self._table.find_newest_event(
-            thread_key, seq_range, _compute_event_number_to_read_after(log.last, seq_range)
+            thread_key, seq_range, _raise_event_number_to_thread_log_start(log.last, seq_range)
         )
         if newest is not None and newest.event_number > log.last:
             log.drop_events_through(newest.event_number)
@@ -309,7 +311,7 @@ class StoredBatches:
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
             account.make_room_and_add_bytes(self, size)
-        self.total_when_added, self.oldest_event_drop_safety = (
+        self.total_when_added, self.safety_of_dropping_oldest_event = (
             account.memory.total_added,
             DropSafety.READER_MAY_HAVE_TO_RECONNECT,
         )
@@ -359,7 +361,7 @@ class StoredBatches:
     drop_all = drop_oldest_events
 
 
-def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
+def _raise_event_number_to_thread_log_start(event_number: int, seq_range: tuple[int, int]) -> int:
     """Return the event number after which reading of stored events starts.
 
     Only the log of a single run contains event numbers below `NUMBERS_PER_RUN`. In the log of a

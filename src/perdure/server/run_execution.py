@@ -36,7 +36,7 @@ from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.message_authors import (
-    load_continued_metadata,
+    load_metadata_of_continued_checkpoints,
     mark_checkpoint_as_changed_by_other_users,
 )
 from perdure.server.person import Person, Sender, choose_checkpoint_owner, choose_person_of_run
@@ -271,7 +271,7 @@ class RunExecution:
                     user=run.login,
                     context=run.request.context,
                 )
-                marker = person.build_message_marker(
+                marker = person.build_other_author_marker(
                     sender, run.thread_id, run.request.client_input_values
                 )
                 async with graph_context as graph:
@@ -304,12 +304,12 @@ class RunExecution:
         if has_input and thread.status.state == "waiting":
             # The thread is waiting for an answer to an interrupt, so the run's input is used as the
             # answer. An answer that edits a tool call counts as a message of the sender.
-            author = sender.author if run.request.answers_with_edited_call else None
+            author = sender.author if run.request.answers_interrupt_with_edited_tool_call else None
             sender = sender._replace(author=author, deed="answered")
         continued_metadata = (
             []
             if sender.author is not None
-            else await load_continued_metadata(
+            else await load_metadata_of_continued_checkpoints(
                 self._saver, run.thread_id, run.request.checkpoint_ids_by_namespace
             )
         )

@@ -372,7 +372,7 @@ class EventLog:
         return self._entries[0].total_when_added
 
     @property
-    def oldest_event_drop_safety(self) -> DropSafety:
+    def safety_of_dropping_oldest_event(self) -> DropSafety:
         """Return how safe it is to drop the log's oldest event."""
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:

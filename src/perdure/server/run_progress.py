@@ -91,7 +91,7 @@ async def store_start_checkpoint_data_for_rollback(
     start = await saver.aget_tuple({"configurable": start_at})
     if start is not None:
         counts = _InterruptAnswerAndUpdateCounts.from_pending_writes(start.pending_writes or ())
-        former = await _summarize_pending_writes(saver, start)
+        former = await _summarize_pending_writes_of_graph_and_subgraphs(saver, start)
         writes = [(_START_CHANNEL, [*counts]), (FORMER_WRITES_CHANNEL, former)]
         await saver.aput_writes(start.config, writes, run.run_id, _START_PATH)
 
@@ -102,7 +102,7 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     The caller must hold the thread's lock, and must delete the run's own checkpoints first.
     """
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
+    start = await _find_run_start_checkpoint_and_counts(saver, config, run)
     if start is None:
         return
     update_count = start[1].updates
@@ -149,7 +149,7 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
     if run.request.command is None:
         return
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
+    start = await _find_run_start_checkpoint_and_counts(saver, config, run)
     if start is None:
         return
     try:
@@ -174,7 +174,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         return "overtaken"
     if run.request.command is None:
         return None
-    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
+    start = await _find_run_start_checkpoint_and_counts(saver, config, run)
     if start is None:
         return None
     checkpoint, counts_before = start
@@ -204,7 +204,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 
 
-async def _find_start_checkpoint_and_stored_counts(
+async def _find_run_start_checkpoint_and_counts(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _InterruptAnswerAndUpdateCounts] | None:
     """Return a run's starting checkpoint, and the answer and update counts stored with it."""
@@ -215,7 +215,7 @@ async def _find_start_checkpoint_and_stored_counts(
     return None
 
 
-async def _summarize_pending_writes(
+async def _summarize_pending_writes_of_graph_and_subgraphs(
     saver: Checkpointer, start_checkpoint: CheckpointTuple
 ) -> list[list[Any]]:
     """Summarize the pending writes of a checkpoint and of its interrupted subgraphs' checkpoints.

@@ -269,7 +269,7 @@ class RunRequest(WithoutNulls):
         return bool(self.command.update) or any(target.input is not None for target in sends)
 
     @property
-    def answers_with_edited_call(self) -> bool:
+    def answers_interrupt_with_edited_tool_call(self) -> bool:
         """Return whether the request answers an interrupt by editing a tool call.
 
         The answer may be sent as `command.resume`, or as the input of a thread stream.
@@ -303,7 +303,7 @@ class RunRequest(WithoutNulls):
         combined.validate_metadata_of_run_checkpoints()
         return combined
 
-    def check_reserved_names(self, thread_id: str, user: str) -> None:
+    def refuse_reserved_config_values(self, thread_id: str, user: str) -> None:
         """Reject a config or context that sets a value reserved for the server.
 
         Args:

@@ -25,7 +25,7 @@ from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooManyRequests
 from perdure.server.person import Sender
-from perdure.server.private_events import may_read_event
+from perdure.server.private_events import may_read_event_of_kind
 from perdure.server.reply import encode_json
 from perdure.server.run import CANCEL_ACTIONS, Run
 from perdure.server.run_execution import END_TIMEOUT_S, Player
@@ -234,8 +234,8 @@ class Runs:
         """Yield the events in a log that `identity` is permitted to read.
 
         See `StoredEvents.iter_events_after`. Events that may contain memories of another person are
-        left out; see `may_read_event`. The event stream ends if messages are erased from the
-        thread.
+        left out; see `may_read_event_of_kind`. The event stream ends if messages are erased from
+        the thread.
 
         Args:
             identity: The reader.
@@ -254,7 +254,7 @@ class Runs:
         """
         runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.track_erasure_count_during_block(thread_key):
+        with runs.erasures.cache_erasure_count_during_block(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
@@ -270,7 +270,9 @@ class Runs:
                     checked_at = await self._drop_erased_events_and_get_erasure_check_time(
                         runs, log, thread_key, earliest
                     )
-                if readable := [event for event in events if may_read_event(event.kind, identity)]:
+                if readable := [
+                    event for event in events if may_read_event_of_kind(event.kind, identity)
+                ]:
                     yield readable
 
     async def _drop_erased_events_and_get_erasure_check_time(

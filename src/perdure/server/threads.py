@@ -666,7 +666,7 @@ def _get_client_metadata_and_run_status_to_store(
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
-    if thread.does_client_metadata_describe_conversation:
+    if thread.does_client_metadata_describe_stored_conversation:
         return client._replace(is_reserved=False), thread.last_run_status
     return ClientMetadata({}), "idle"
 
@@ -683,7 +683,7 @@ def _convert_row_to_api_thread(row: ListedThread) -> Thread:
     """Convert a thread to the format of LangGraph's API."""
     status = _combine_head_status_and_last_run_status(
         row.status,
-        row.last_run_status if row.does_client_metadata_describe_conversation else "idle",
+        row.last_run_status if row.does_client_metadata_describe_stored_conversation else "idle",
     )
     ttl = row.ttl and {
         "strategy": "keep_latest" if row.ttl.keeps_latest else "delete",

@@ -54,7 +54,7 @@ class WebSocketSender:
         total_when_added: `EventMemory.total_added` when the sender began to send the message.
     """
 
-    oldest_event_drop_safety = DropSafety.READERS_MAY_MISS_EVENT
+    safety_of_dropping_oldest_event = DropSafety.READERS_MAY_MISS_EVENT
 
     def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
         self.size = self.total_when_added = 0

@@ -111,7 +111,7 @@ class OwnWrites:
     Attributes:
         commit_count: The number of transactions that the owner of the cache has committed.
         writes_by_others: The counts of writes by others after the last transaction of the owner;
-            see `Database.count_writes_by_others`.
+            see `Database.count_writes_except_own`.
     """
 
     commit_count: int = 0
@@ -312,7 +312,7 @@ class Database(Protocol):
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Queue a write and return immediately. If the write fails, the error is discarded."""
 
-    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+    def count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
         """Return counts that change when another writer changes the component's rows.
 
         `own_writes` counts the writes made by the owner of the cache, which are excluded. The
@@ -320,10 +320,10 @@ class Database(Protocol):
         be counted without waiting.
         """
 
-    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+    async def wait_and_count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
         """Count the writes by others, waiting briefly if a transaction is in progress.
 
-        See `count_writes_by_others`. Return None if the transaction is still in progress after the
+        See `count_writes_except_own`. Return None if the transaction is still in progress after the
         wait.
         """
 

@@ -445,12 +445,12 @@ class PostgresDatabase(LazyDatabase[Server]):
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.finish_with_commit()
 
-    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
+    def count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
         """Return None, because writes in Postgres cannot be counted without I/O."""
         return None
 
-    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """Return None, as `count_writes_by_others` does."""
+    async def wait_and_count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """Return None, as `count_writes_except_own` does."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:

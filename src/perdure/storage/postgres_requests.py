@@ -150,7 +150,7 @@ class PipelineConnection(ABC):
             result_keys = [
                 key
                 for index, run in runs
-                for key in self._send_statement_and_iter_expected_results(limit, index, *run)
+                for key in self._send_statement_and_iter_result_ids(limit, index, *run)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -182,7 +182,7 @@ class PipelineConnection(ABC):
         params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
         return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send_statement_and_iter_expected_results(
+    def _send_statement_and_iter_result_ids(
         self,
         max_prepared: int,
         statement_number: int,

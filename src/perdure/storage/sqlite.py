@@ -123,7 +123,7 @@ class SQLiteFile(SharedResource):
         )
         with convert_sqlite_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:
-                with self.connector.check_file_and_limit_read_steps(conn):
+                with self.connector.check_file_and_limit_reads_during_block(conn):
                     return run_flow(flow, partial(execute_flow_request, conn))
             if not snapshot:
                 return run_flow(flow, partial(execute_flow_request, conn))
@@ -426,19 +426,19 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         await self.aconnect()
         return await self._connect_once().aread(make_flow(), snapshot=snapshot)
 
-    def count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """See `Database.count_writes_by_others`."""
+    def count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.count_writes_except_own`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return file.writer.count_writes_by_others(self._component, own_writes)
+        return file.writer.count_writes_except_own(self._component, own_writes)
 
-    async def wait_and_count_writes_by_others(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """See `Database.wait_and_count_writes_by_others`."""
+    async def wait_and_count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.wait_and_count_writes_except_own`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return await file.writer.wait_and_count_writes_by_others(self._component, own_writes)
+        return await file.writer.wait_and_count_writes_except_own(self._component, own_writes)
 
     # -- maintenance
 
@@ -633,7 +633,7 @@ class AsyncReaders(_PausableReads):
             if not promise.start_unless_cancelled():
                 return
             try:
-                async with self._count_read_during_block():
+                async with self._register_read_during_block():
                     with convert_sqlite_errors(self._connector.path):
                         promise.result = await self._run_flow_on_idle_connection(flow, snapshot)
             except BaseException as exc:
@@ -641,7 +641,7 @@ class AsyncReaders(_PausableReads):
         resolve_futures_in_their_threads([promise])
 
     @asynccontextmanager
-    async def _count_read_during_block(self) -> AsyncIterator[None]:
+    async def _register_read_during_block(self) -> AsyncIterator[None]:
         """Wait until no fork is pending, then register a read for the duration of the `with` block.
 
         Waiting for a fork must not block the event loop, because reads in progress need the same
@@ -707,7 +707,7 @@ class AsyncReaders(_PausableReads):
     async def _wait_for_reads_and_close_connections(self) -> None:
         """Wait for all reads to finish, then close the connections."""
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-        async with self._count_read_during_block():
+        async with self._register_read_during_block():
             for connection in self._idle_connections:
                 await connection.conn.close()
 

@@ -315,7 +315,7 @@ class Connector:
         """Raise `StorageError` if a component's tables are missing or have the wrong version."""
         with (
             contextlib.closing(self.open_reader()) as conn,
-            self.check_file_and_limit_read_steps(conn),
+            self.check_file_and_limit_reads_during_block(conn),
         ):
             if self.has_tables_of_component(conn, schema):
                 return
@@ -392,7 +392,7 @@ class Connector:
             raise _convert_os_error_to_storage_error(exc, path) from exc
 
     @contextlib.contextmanager
-    def check_file_and_limit_read_steps(self, conn: sqlite3.Connection) -> Iterator[None]:
+    def check_file_and_limit_reads_during_block(self, conn: sqlite3.Connection) -> Iterator[None]:
         """Check an untrusted file, then limit reads on the connection during the `with` block.
 
         A trusted file is not checked, and reads from it are not limited.
@@ -400,7 +400,7 @@ class Connector:
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
-        with self.guard.check_file_and_limit_read_steps(conn):
+        with self.guard.check_file_and_limit_reads_during_block(conn):
             yield
 
     def open_reader(self) -> sqlite3.Connection:
@@ -417,7 +417,7 @@ class Connector:
         """Open a connection for reading, and check that it can read the schema."""
         conn = self._open_connection(uri_mode)
         try:
-            with self.check_file_and_limit_read_steps(conn):
+            with self.check_file_and_limit_reads_during_block(conn):
                 conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except BaseException:
             conn.close()

@@ -46,10 +46,10 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 # Minimum number of seconds between two checks that the path still refers to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
-# Maximum number of seconds that `count_writes_by_others` waits while another thread counts
+# Maximum number of seconds that `count_writes_except_own` waits while another thread counts
 # the writes
 _COUNT_LOCK_WAIT_S: Final = 0.001
-# Maximum number of seconds that `wait_and_count_writes_by_others` waits for a transaction to end
+# Maximum number of seconds that `wait_and_count_writes_except_own` waits for a transaction to end
 # before it returns None
 WRITE_COUNT_WAIT_S: Final = 0.02
 # Maximum number of seconds that a scrub waits for connections that still read an older snapshot of
@@ -64,7 +64,7 @@ _VACUUM_PAGES: Final = 512
 
 
 class _WriteCountRequest(Promise[WriteCounts | None]):
-    """A coroutine's request for the counts that `count_writes_by_others` returns."""
+    """A coroutine's request for the counts that `count_writes_except_own` returns."""
 
     __slots__ = ("component", "own_writes")
 
@@ -134,7 +134,7 @@ class SQLiteWriter:
                 while self._write_count_requests:
                     with self._hold_connection_lock():
                         resolve_futures_in_their_threads(
-                            self._answer_and_return_write_count_requests()
+                            self._take_and_answer_write_count_requests()
                         )
             # Drop the references to the finished jobs, so that their results are not kept in memory
             # until the next job arrives.
@@ -192,7 +192,7 @@ class SQLiteWriter:
             job.result = stop.value
         self._count_commit_for_component_of_each_job([job])
         job.finish_with_commit()
-        resolve_futures_in_their_threads([job, *self._answer_and_return_write_count_requests()])
+        resolve_futures_in_their_threads([job, *self._take_and_answer_write_count_requests()])
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
@@ -254,15 +254,13 @@ class SQLiteWriter:
             self._count_commit_for_component_of_each_job(jobs)
             for job in jobs:
                 job.finish_with_commit()
-            resolve_futures_in_their_threads(
-                [*jobs, *self._answer_and_return_write_count_requests()]
-            )
+            resolve_futures_in_their_threads([*jobs, *self._take_and_answer_write_count_requests()])
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
             job.finish_with_error(error)
-        resolve_futures_in_their_threads([*jobs, *self._answer_and_return_write_count_requests()])
+        resolve_futures_in_their_threads([*jobs, *self._take_and_answer_write_count_requests()])
 
     def _count_commit_for_component_of_each_job(self, jobs: list[Job[Any]]) -> None:
         """Increment the commit count of each job's component, and update the job's `own_writes`."""
@@ -275,7 +273,7 @@ class SQLiteWriter:
                     commits - job.own_writes.commit_count,
                 )
 
-    def _answer_and_return_write_count_requests(self) -> list[_WriteCountRequest]:
+    def _take_and_answer_write_count_requests(self) -> list[_WriteCountRequest]:
         """Take all write-count requests from the queue, set their results, and return the requests.
 
         Each request is removed from the queue before its result is set, because a coroutine that
@@ -291,7 +289,7 @@ class SQLiteWriter:
             if requests:
                 self._count_change_by_other_connection_if_any()
             for request in requests:
-                request.result = self._build_counts_of_writes_by_others(
+                request.result = self._build_counts_of_writes_except_own(
                     request.component, request.own_writes
                 )
         return requests
@@ -321,7 +319,7 @@ class SQLiteWriter:
             self._data_version = version
             self._foreign_changes += 1
 
-    def _build_counts_of_writes_by_others(
+    def _build_counts_of_writes_except_own(
         self, component: str, own_writes: OwnWrites
     ) -> WriteCounts:
         """Return two counts, to detect writes by anyone other than the owner of `own_writes`.
@@ -332,8 +330,8 @@ class SQLiteWriter:
         """
         return self._foreign_changes, self._commit_counts[component] - own_writes.commit_count
 
-    def count_writes_by_others(self, component: str, own_writes: OwnWrites) -> WriteCounts | None:
-        """See `Database.count_writes_by_others`.
+    def count_writes_except_own(self, component: str, own_writes: OwnWrites) -> WriteCounts | None:
+        """See `Database.count_writes_except_own`.
 
         The method returns None while the writing connection is in use.
         """
@@ -343,7 +341,7 @@ class SQLiteWriter:
             return None
         try:
             self._count_change_by_other_connection_if_any()
-            return self._build_counts_of_writes_by_others(component, own_writes)
+            return self._build_counts_of_writes_except_own(component, own_writes)
         # Counting the writes can fail because the connection is broken, or because a test tool
         # blocks SQL that runs on the event loop.
         except Exception:
@@ -351,10 +349,10 @@ class SQLiteWriter:
         finally:
             self.lock.release()
 
-    async def wait_and_count_writes_by_others(
+    async def wait_and_count_writes_except_own(
         self, component: str, own_writes: OwnWrites
     ) -> WriteCounts | None:
-        """See `Database.wait_and_count_writes_by_others`.
+        """See `Database.wait_and_count_writes_except_own`.
 
         If the writing connection is in use, the coroutine queues a request. The thread that is
         using the connection then counts the writes and sets the request's result.
@@ -363,7 +361,7 @@ class SQLiteWriter:
         self._write_count_requests.append(request)
         try:
             # The connection may have become free just before the request was queued.
-            writes_by_others = self.count_writes_by_others(component, own_writes)
+            writes_by_others = self.count_writes_except_own(component, own_writes)
             if writes_by_others is not None:
                 return writes_by_others
             timeout = asyncio.get_running_loop().call_later(

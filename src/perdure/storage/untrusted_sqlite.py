@@ -254,7 +254,7 @@ class UntrustedFileGuard:
         conn.set_progress_handler(conn.count_steps, _STEP_INTERVAL)
 
     @contextmanager
-    def check_file_and_limit_read_steps(self, conn: UntrustedConnection) -> Iterator[None]:
+    def check_file_and_limit_reads_during_block(self, conn: UntrustedConnection) -> Iterator[None]:
         """Check the file before the `with` block reads it.
 
         The `with` block runs in one transaction, which is aborted if it exceeds its limit of SQLite
