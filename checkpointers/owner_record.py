@@ -9,29 +9,27 @@ Exported threads do not need it, because an import gives each of them a user.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Statement, fetch_rows
-
-if TYPE_CHECKING:
-    from perdure.checkpointers.checkpointer import Checkpointer
 
 _FIND: Final = "SELECT value FROM settings WHERE name = 'owners'"
 _ADD: Final = "INSERT INTO settings (name, value) VALUES ('owners', ?) ON CONFLICT DO NOTHING"
 _ORGANISATIONS: Final = b"organisations"
 
 
-def may_owners_be_organisations(saver: Checkpointer) -> bool:
-    """Return whether organisations can own threads in this database."""
-    return saver.database.read(read_organisations_mark)
+def may_owners_be_organisations(database: Database) -> bool:
+    """Return whether organisations can own threads in a database."""
+    return database.read(read_organisations_mark)
 
 
-def record_that_owners_may_be_organisations(saver: Checkpointer) -> None:
-    """Record permanently that organisations can own threads in this database."""
+def record_that_owners_may_be_organisations(database: Database) -> None:
+    """Record permanently that organisations can own threads in a database."""
     # Read before writing. When a server starts, the mark is usually already set, so no write is
     # needed.
-    if not may_owners_be_organisations(saver):
-        saver.database.write(add_organisations_mark)
+    if not may_owners_be_organisations(database):
+        database.write(add_organisations_mark)
 
 
 def read_organisations_mark() -> Flow[bool]:

@@ -542,7 +542,7 @@ def _check_user_and_build_person_rows(
     check_user("user", user, "pass the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
-        owners_are_people = not may_owners_be_organisations(saver)
+        owners_are_people = not may_owners_be_organisations(saver.database)
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 

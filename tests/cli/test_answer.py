@@ -117,7 +117,7 @@ def test_answer_uses_owner_as_person_unless_owners_are_organisations(
     run_to_question(str(db), graphs, "twice", "t", user=user, owner="org")
     if are_organisations:
         with open_checkpointer(db) as saver:
-            record_that_owners_may_be_organisations(saver)
+            record_that_owners_may_be_organisations(saver.database)
     run("answer", "t", "respond", "yes", "--graphs", graphs)
     with open_checkpointer(db) as saver:
         head = saver.head("t")

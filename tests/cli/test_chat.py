@@ -428,7 +428,7 @@ def test_thread_keeps_its_owner_after_chat_without_memory(db: Path) -> None:
 def test_thread_of_organisation_is_continued_by_its_person_only(db: Path) -> None:
     """The owner that the server has recorded is an organisation, so it is no user of a chat."""
     with SQLiteCheckpointer.open(db) as saver:
-        record_that_owners_may_be_organisations(saver)
+        record_that_owners_may_be_organisations(saver.database)
         config: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
         config["metadata"] = {"owner": "acme"}
         chat_graph(checkpointer=saver).invoke({"messages": []}, config)

@@ -155,8 +155,8 @@ def test_owners_are_organisations_if_database_had_an_auth_file(
     """This also applies to a copy; `--owners people` makes an owner a person."""
     add_threads_with_owner_only(two_people_db)
     with open_people(two_people_db) as both:
-        record_that_owners_may_be_organisations(both.saver)
-        record_that_owners_may_be_organisations(both.saver)
+        record_that_owners_may_be_organisations(both.saver.database)
+        record_that_owners_may_be_organisations(both.saver.database)
     copy = str(tmp_path / "copy.db")
     run("copy", "--from", two_people_db, "--to", copy)
     with open_people(copy) as both:

@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> str:
     """The database of a server with an Auth file: Ann's thread, and one of her organisation."""
     db = str(tmp_path / "source.db")
     with open_people(db) as opened:
-        record_that_owners_may_be_organisations(opened.saver)
+        record_that_owners_may_be_organisations(opened.saver.database)
         put(opened.saver, MESSAGES, thread="minutes", metadata={"owner": "acme"})
         put(opened.saver, MESSAGES, thread="anns", metadata={"owner": "acme", "user_id": "ann"})
     return db
@@ -109,7 +109,7 @@ def test_archive_of_person_has_no_threads_of_organisation(
     archive.write_text(run("export", "--user", "ann", "--db", source))
     run("import", str(archive), "--db", target)
     with open_people(target) as opened:
-        is_recorded = may_owners_be_organisations(opened.saver)
+        is_recorded = may_owners_be_organisations(opened.saver.database)
 
     assert not is_recorded
     assert list_thread_ids(target, "--user", "acme") == set()
@@ -123,7 +123,7 @@ def test_import_without_record_leaves_owners_people(target: str, tmp_path: Path)
         put(opened.saver, MESSAGES, thread="anns", metadata={"owner": "ann"})
     merged = merge_file(source, target, tmp_path)
     with open_people(target) as opened:
-        is_recorded = may_owners_be_organisations(opened.saver)
+        is_recorded = may_owners_be_organisations(opened.saver.database)
 
     assert (merged.exit_code, "may be organisations" in merged.stderr) == (0, False)
     assert not is_recorded

@@ -92,7 +92,7 @@ def test_threads_table_shows_person_of_each_thread(filled_db: str) -> None:
 def test_organisation_is_not_listed_as_person_of_its_threads(filled_db: str) -> None:
     """If owners may be organisations, the owner of a thread without a `user_id` is not a person."""
     with open_checkpointer(filled_db) as saver:
-        record_that_owners_may_be_organisations(saver)
+        record_that_owners_may_be_organisations(saver.database)
     result = invoke("threads", "--user", "dora")
     persons = {thread["thread_id"]: thread["person"] for thread in run_json("threads")}
 

@@ -209,7 +209,7 @@ def test_quarantine_in_node_uses_store_and_config_of_graph() -> None:
     graph.add_edge("look", END).compile(store=store).invoke({"messages": []}, ANN)
 
     assert seen == ["My password is [secret]"]
-    with pytest.raises(ConfigurationError, match="no store"):
+    with pytest.raises(ConfigurationError, match="the memories need a store"):
         Quarantine().list(ANN)
     with pytest.raises(InvalidConfig, match="user_id"):
         Quarantine(store).list({"configurable": {}})

@@ -374,9 +374,10 @@ def test_forget_keeps_person_of_same_name_in_another_tenant(dsn: str) -> None:  
     with open_people(dsn, tenant="acme") as acme, open_people(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
             store_all_kinds(tenant, "ann", thread_id)
-        record_that_owners_may_be_organisations(acme.saver)
+        record_that_owners_may_be_organisations(acme.saver.database)
         records = [
-            may_owners_be_organisations(tenant_people.saver) for tenant_people in (acme, globex)
+            may_owners_be_organisations(tenant_people.saver.database)
+            for tenant_people in (acme, globex)
         ]
         before = [*people.export("ann", globex.saver, globex.store)]
         archive = str([*people.export("ann", acme.saver, acme.store)])

@@ -485,7 +485,7 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
     from perdure.checkpointers.owner_record import may_owners_be_organisations
 
     person = head.metadata.get("user_id")
-    if person is not None or may_owners_be_organisations(saver):
+    if person is not None or may_owners_be_organisations(saver.database):
         return person
     return head.metadata.get("owner")
 

@@ -182,7 +182,7 @@ class _ChatSession:
         # If owners may be organisations, only the `user_id` names the person.
         owner_or_user = (
             head.metadata.get("user_id")
-            if may_owners_be_organisations(self.database.saver)
+            if may_owners_be_organisations(self.database.saver.database)
             else head.owner
         )
         owner, name = str(owner_or_user or ""), head.metadata.get("graph_id")

@@ -160,14 +160,16 @@ def import_(
             open_database(db, user, create=True, relaxed_durability=True) as file,
             interruption_note,
         ):
-            owners_were_people = not may_owners_be_organisations(file.saver)
+            owners_were_people = not may_owners_be_organisations(file.saver.database)
             importing = ImportWriter(file, report, with_memories=not no_memories, later=later)
             for database in sources:
                 importing.import_database(database, names)
             importing.store_conversations_as_threads(prefix, conversations)
             importing.store_memories_and_project_documents(reader.texts)
             importing.import_store_items_of_archives(reader.iter_archives())
-            has_new_organisations = owners_were_people and may_owners_be_organisations(file.saver)
+            has_new_organisations = owners_were_people and may_owners_be_organisations(
+                file.saver.database
+            )
             if report.memories:
                 with show_status("indexing memories …"):
                     file.index_memories(report.by_user)

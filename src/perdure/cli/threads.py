@@ -215,7 +215,7 @@ def _find_matching_heads(
     from perdure.checkpointers.owner_record import may_owners_be_organisations
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 
-    are_organisations = may_owners_be_organisations(database.saver)
+    are_organisations = may_owners_be_organisations(database.saver.database)
 
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
@@ -274,7 +274,7 @@ def _build_thread_json_or_none(
     try:
         info = asdict(database.saver.thread(head.thread_id))
         title = read_import_metadata(database.saver, head.thread_id, head.metadata).get("title")
-        are_organisations = may_owners_be_organisations(database.saver)
+        are_organisations = may_owners_be_organisations(database.saver.database)
     except UnknownThread:
         return None
     person = find_person_of_thread(head.metadata, {} if are_organisations else head.metadata)

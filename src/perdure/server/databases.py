@@ -143,7 +143,9 @@ class Databases:
             if "index" in self._options.store:
                 await database.store.acheck_embedder()
             if self._has_organisations:
-                await asyncio.to_thread(record_that_owners_may_be_organisations, database.saver)
+                await asyncio.to_thread(
+                    record_that_owners_may_be_organisations, database.saver.database
+                )
         except BaseException:
             await asyncio.gather(database.saver.aclose(), database.store.aclose())
             raise

@@ -262,8 +262,8 @@ async def load_metadata_of_continued_checkpoints(
     Args:
         saver: The checkpointer.
         thread_id: The thread of the run.
-        checkpoint_ids_by_namespace: The checkpoint that the run names in each checkpoint namespace. The head is
-            used if no checkpoint of the namespace `""` is named.
+        checkpoint_ids_by_namespace: The checkpoint that the run names in each checkpoint namespace.
+            The head is used if no checkpoint of the namespace `""` is named.
     """
     loaded: list[Mapping[str, Any]] = []
     for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids_by_namespace}.items():
