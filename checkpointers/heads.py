@@ -24,15 +24,21 @@ def find_seq_of_first_checkpoint_of_run(
     parent_and_put_supersteps: tuple[int | None, int | None],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the first checkpoint of the new checkpoint's run.
+    """Return the number of the put with which a new checkpoint's run began, its run start.
 
-    A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
-    also starts a new run if its superstep number is not one more than its parent's. Superstep
-    numbers have gaps if a run uses the durability mode `exit`, because langgraph then stores only
-    the run's last checkpoint. A new checkpoint also starts a new run if the caller chose its parent
-    by id and this parent is not the head. If the new checkpoint's parent was pruned and the head
-    was stored by another run or by a state update, 0 is returned, so that the new checkpoint's run
-    counts as the oldest.
+    The result is the run start of the parent, with the following exceptions. The result is
+    `put_seq` if the checkpoint starts a run, which is the case if one of these conditions is met:
+
+    - The checkpoint's source is in `START_SOURCES`.
+    - The checkpoint has no parent, or its parent was pruned.
+    - The caller chose the parent by id, and the parent is not the head.
+    - The checkpoint's superstep number is not one more than the parent's. Superstep numbers have
+      gaps if a run uses the durability mode `exit`, because langgraph then stores only the run's
+      last checkpoint.
+
+    The result is 0 if the parent was pruned, the source is not in `START_SOURCES`, and the put is
+    merged with the head or leaves the head as it is (see `Merge`). The run then counts as the
+    oldest.
 
     Args:
         put: The request to store the new checkpoint.
@@ -58,12 +64,13 @@ def find_seq_of_first_checkpoint_of_run(
 def choose_head_and_detect_run_overlap(
     put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
 ) -> tuple[Head, bool]:
-    """Return a namespace's new head after a checkpoint was stored, and whether runs overlap.
+    """Return the head that a namespace will have after a put, and whether the put shows an overlap.
 
-    If the new checkpoint does not become the head, two runs of the thread overlap, unless the
-    thread was rewound to an earlier checkpoint. In the root namespace, two runs also overlap if one
-    run's checkpoint with the source `input` replaces a head that this run has not read. A run that
-    deliberately continues from an earlier checkpoint does not count as overlapping.
+    Two runs of the thread overlap if the new checkpoint does not become the head, unless the head
+    is an explicit head (the thread was rewound, or a run was rolled back). In the root namespace,
+    two runs also overlap if a run starts with new input (source `input`) from a checkpoint that is
+    no longer the head. A run that deliberately continues from an earlier checkpoint does not count
+    as overlapping.
 
     Args:
         put: The request to store the new checkpoint.

@@ -2,9 +2,10 @@
 
 On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
 organisation. A row in the `settings` table records that a server with an Auth file has used the
-database. If this row does not exist, the `owner` of each thread is assumed to be a person, as on a
-server with API keys. A copy of the database, and a merge into another database, carry the record.
-Exported threads do not need it, because an import gives each of them a user.
+database. The existence of the row is the record; its value has no meaning. If this row does not
+exist, the `owner` of each thread is assumed to be a person, as on a server with API keys. The row
+is also written to a copy of the database, and to a database into which it is merged. An export of
+threads does not contain the row, because an import normally assigns each thread to a user.
 """
 
 from __future__ import annotations

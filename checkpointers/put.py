@@ -77,7 +77,7 @@ class SplitValue(NamedTuple):
 
     Attributes:
         kind: LIST or DICT for a list or dict, whose elements are separate items. ITEM for a value
-            that is stored as a single item.
+            that is stored as a single item. DELTA for a `DeltaChannel` for which writes are stored.
         kept_ranges: The log ranges at the start of the value that are also at the start of the
             parent's value.
         parts: The rest of the value: ranges of the log, and items that were not found in the log.
@@ -86,8 +86,9 @@ class SplitValue(NamedTuple):
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
         repeated_items: Items of a snapshot that are not added to the transcript; see
             `DeltaChannelWrites`.
-        update: The writes to a `DeltaChannel` that has no snapshot, or an undivided one.
-        undivided: The value of a snapshot that is neither a list nor a dict.
+        update: The writes to a `DeltaChannel` that has no snapshot, or whose snapshot is in
+            `undivided`.
+        undivided: The value of a snapshot that is stored as a single value, or None.
     """
 
     kind: int
@@ -101,7 +102,10 @@ class SplitValue(NamedTuple):
 
 
 ValueToStore = SplitValue | bytes | list[Any]
-"""The value of a channel in a put: log items, or a reference that needs no log; see `manifest`."""
+"""The value of a channel in a put: a `SplitValue` or a finished reference.
+
+The new items of a `SplitValue` are appended to the channel's log. For references, see `manifest`.
+"""
 
 
 class EncodedValue(NamedTuple):
@@ -112,8 +116,8 @@ class EncodedValue(NamedTuple):
             stored in the checkpoint row.
         elements: The elements of a list, or the `[key, value]` pairs of a dict.
         encoded_elements: The encoding of each element.
-        encoded: The encoding of a value that is neither a list nor a dict.
-        is_snapshot: Whether the list or dict is the value of a snapshot of a `DeltaChannel`.
+        encoded: The encoding of a value that is encoded as a whole, otherwise empty.
+        is_snapshot: Whether the encoded value was taken out of a snapshot of a `DeltaChannel`.
         continues_parent: Whether the elements are appended to the value of the parent; see
             `Continuation`.
     """
@@ -153,8 +157,8 @@ class CheckpointPut:
             is stored as a single value, such as a set.
         snapshot_channels: The `DeltaChannel`s whose snapshot is a list or dict that is stored
             element by element.
-        replayed: The writes of the parent's tasks to these channels, or None until they have been
-            read.
+        replayed: The writes of the parent's tasks to `delta_channels` and `snapshot_channels`. None
+            until they have been read.
         merge: The channels that are copied from the head; see `MergePlanner`.
         run_started_at: The time at which its run started, in seconds since 1970; None if unknown.
         continues_run: Whether the parent was stored by the same run, so that both have the same run
@@ -272,7 +276,7 @@ class CheckpointPut:
     def replace_cache_references_and_messages_by_copies(
         self, thread_key: int, generation: int
     ) -> None:
-        """Replace references to cached items, and mutable messages, with copies.
+        """Make the request independent of outdated cached data and of the caller's messages.
 
         Call this method before planning the write again, because the cached thread and the message
         objects may have changed since this request was encoded. References to log items are
@@ -380,8 +384,9 @@ class CheckpointPut:
         """Add the replayed writes of each `DeltaChannel` to its value in `values_to_store`.
 
         For a channel without a snapshot, the replayed writes are added to the value. For a channel
-        with a snapshot, the value records which items of the snapshot repeat messages that are
-        already in the transcript in another form.
+        with a snapshot, `repeated_items` of the value is set to the items of the snapshot whose
+        messages are already in the transcript, but with another encoding. These items are not added
+        to the transcript again.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
@@ -488,8 +493,8 @@ class TaskWrites:
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         has_interrupt: Whether the task is interrupted.
         is_stopped: Whether the task is interrupted or has failed.
-        may_fold: Whether an update may be the head; see
-            `MergePlanner.try_copying_state_updates_into_run_checkpoint`.
+        may_fold: Whether a state update may have replaced the checkpoint as the head. If so,
+            `try_making_run_checkpoint_head_again` is called after the writes are stored.
         continues_chosen_checkpoint, config, loaded_removal: See `CheckpointPut`.
     """
 
@@ -610,7 +615,9 @@ def choose_title(
 
     The new title is used in three cases: the thread has no title yet, the new title comes from the
     metadata, or the new title comes from an edited version of the message that provided the current
-    title. In all other cases, the thread keeps its current title.
+    title. However, a title from a message is ignored if the checkpoint does not change the
+    messages. A thread whose first checkpoint gives no title gets `NO_TITLE`. In all other cases,
+    the thread keeps its current title.
     """
     former, title = thread.title, put.title
     if title is None:
@@ -706,12 +713,14 @@ def encode_value_as_inline_reference(
     *,
     is_nested_value: bool = False,
 ) -> Any:
-    """Encode a value as an inline reference, which can contain both encoded data and log ranges.
+    """Encode a value for storage in the row of a checkpoint or of pending writes.
 
-    Inline references are used for pending writes and for LangGraph's internal channels. Long lists
-    and dicts often contain elements that are already in the channel's log, such as messages that
-    are passed to or returned from a subgraph. If a list or dict has eight or more elements, those
-    that are already in the log are replaced with references to log ranges.
+    The result is called an inline reference. It consists of bytes, or of a list or dict whose
+    elements are bytes or references to ranges of the log. Inline references are used for pending
+    writes and for LangGraph's internal channels. Long lists and dicts often contain elements that
+    are already in the channel's log, such as messages that are passed to or returned from a
+    subgraph. If a list or dict has eight or more elements, those that are already in the log are
+    replaced with references to log ranges.
 
     Args:
         codec: Encodes values.
@@ -813,8 +822,8 @@ def _find_ranges_and_parts_in_log(
         path: The path of the value, for error messages.
 
     Returns:
-        Two lists: the first ranges of `likely_ranges` that are also the start of the value; and the
-        rest of the value, as ranges of the log and encoded new items.
+        Two lists: the leading ranges of `likely_ranges` with which the value begins, and the rest
+        of the value as log ranges and encoded new items.
     """
     kept_ranges: Ranges = []
     parts: list[bytes | Range] = []

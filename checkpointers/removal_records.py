@@ -3,16 +3,17 @@
 A run that loaded its state before an erasure still has the erased messages in memory, and would
 store them again with its next checkpoint. To prevent this, each erasure of messages and each
 deletion of a thread adds a removal record to the `removals` table. Each removal record has a
-sequence number, which is counted separately for each thread id. When a run loads a checkpoint,
-`get_tuple` stores the sequence number of the thread's latest removal record in the config, under
-the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config back to the
-checkpointer.
+sequence number, which is counted separately for each thread id. The thread's row contains the
+sequence number of the latest removal. When a run loads a checkpoint, `get_tuple` stores this number
+in the config, under the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this
+config back to the checkpointer.
 
 A request to store a checkpoint is stale if messages were removed from the thread after the run
-loaded its state. A request is recognised as stale if the sequence number in its config is lower
-than that of the thread's latest removal record. Before a stale request is executed, the
-`stale_puts` module removes erased messages from it. If the thread was deleted, `stale_puts` rejects
-the request.
+loaded its state. A request is recognised as stale if the number that its run loaded is lower than
+the number in the thread's row. The rollback of a run adds a removal record, too, but does not raise
+the number in the thread's row, so it makes no request stale. Before a stale request is executed,
+the `stale_puts` module removes erased messages from it. If the thread was deleted, `stale_puts`
+rejects the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
 has its own random key for the hashes in removal records. The key is stored in the `settings` table,
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 RECORD_RETENTION_DAYS: Final = 30
 """Number of days for which removal records are kept. Erasures and deletions drop older records."""
 SUBSTRING_KINDS: Final = ("texts", "traces")
-"""The kinds of texts that are also recognised inside a longer text."""
+"""The kinds of texts that are also recognised inside a longer text.
+
+The kinds are long texts from the content of messages, and texts from the descriptions of tasks.
+"""
 PREFIX_CHARS: Final = 16
 """Length, in characters, of the prefix that is hashed separately for texts of `SUBSTRING_KINDS`.
 
@@ -63,11 +67,13 @@ _KEY_ASSOCIATED_DATA: Final = ("removal key",)
 
 
 class RemovalRecord(NamedTuple):
-    """A record of one erasure or deletion, with keyed hashes of the removed data.
+    """A record of one erasure, deletion or rollback, with keyed hashes of the removed data.
 
     Attributes:
-        checkpoints: The hashed ids of the deleted checkpoints, or None if messages were erased.
+        checkpoints: The hashed ids of the checkpoints of a deleted thread. None for an erasure of
+            messages and for a rollback.
         texts: The hashed ids and texts of the erased messages, by the kinds of `removal.Remover`.
+            For a rollback, the hashed ids of the deleted checkpoints, under `_ROLLED_BACK`.
             For the kinds in `SUBSTRING_KINDS`, each element consists of the hash of the first
             characters, the hash of the text, and the length of the text.
     """
@@ -84,10 +90,10 @@ _ROLLED_BACK: Final = (
 
 
 class RemovalNumberAtLoad(NamedTuple):
-    """The latest removal record that a thread had when the state behind a request was loaded.
+    """The latest removal from a thread before a run loaded the state from which it made a request.
 
     Attributes:
-        number: The sequence number of the removal record.
+        number: The sequence number of the removal.
         is_from_local_run: Whether the request comes from a run in this process.
     """
 
@@ -99,10 +105,11 @@ class RemovalRecords:
     """Reads and writes removal records, and hashes texts for comparison with the records.
 
     Attributes:
-        key: The key of the hashes; None until the database is open.
-        loaded: For each run of this process and each thread id, the sequence number of the
-            thread's latest removal record at the time the run loaded it. A run is identified by its
-            `RunControl`, which langgraph also passes to the subgraphs of the run.
+        key: The key of the hashes. None until the database is open, and in a database that was
+            opened read-only and has no key.
+        loaded: The sequence number of the latest removal that each run of this process found when
+            it loaded a thread, by run and thread id. A run is identified by its `RunControl`, which
+            langgraph also passes to the subgraphs of the run.
     """
 
     def __init__(self, sql: NamedSQL, seal: Seal) -> None:
@@ -115,7 +122,7 @@ class RemovalRecords:
     def load_hash_key(self, *, read_only: bool = False) -> Flow[None]:
         """Read the key of the removal hashes.
 
-        If the database has no hash key, create a random hash key.
+        If the database has no hash key, create a random one, unless `read_only` is True.
         """
         rows = yield self.sql("removal_key")
         if not rows and not read_only:
@@ -179,7 +186,11 @@ class RemovalRecords:
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
-        """Count all removals that a thread has had, including those whose records were dropped."""
+        """Return the sequence number of the latest removal that a thread's row contains.
+
+        If the thread does not exist, return the number of its latest removal record, or 0 if there
+        is none.
+        """
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
@@ -208,8 +219,8 @@ class RemovalRecords:
         Removal records that are older than `RECORD_RETENTION_DAYS` days are dropped.
 
         Returns:
-            The number of the record. If the row of the thread is kept, the caller must store the
-            number in that row with the statement `note_removal`.
+            The number of the record. If the thread is not deleted, the caller must store the number
+            in the thread's row with the statement `note_removal`. The exception is a rollback.
         """
         thread, now = self.hash_thread_id(thread_id), time.time()
         last_number = yield from self.read_newest_number(thread_id)
@@ -251,7 +262,10 @@ class RemovalRecords:
     def add_texts_to_newest_record(
         self, thread_id: str, texts_by_kind: Mapping[str, Iterable[str]]
     ) -> Flow[None]:
-        """Add text hashes to a thread's latest removal record, skipping those it already has."""
+        """Add text hashes to a thread's latest removal record, skipping those it already has.
+
+        If the thread has no removal record, nothing is added.
+        """
         thread, hashes = self.hash_thread_id(thread_id), self.hash_texts(texts_by_kind)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
@@ -361,7 +375,7 @@ def drop_oldest_entries(entries: dict[Any, Any], limit: int) -> None:
     Another OS thread may add entries to the dict while this function runs.
     """
     while len(entries) >= limit:
-        # `next` raises RuntimeError or StopIteration if another OS thread modifies `runs`
+        # `next` raises RuntimeError or StopIteration if another OS thread modifies `entries`
         # concurrently.
         with suppress(RuntimeError, StopIteration):
             entries.pop(next(iter(entries)), None)

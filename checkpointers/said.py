@@ -30,13 +30,15 @@ _CHECKPOINTS_PER_MESSAGE: Final = (
 
 
 class IndexProgress(NamedTuple):
-    """The progress of indexing one thread.
+    """A thread, and the progress of indexing its messages.
 
     Attributes:
         thread_key: The key of the thread.
-        version_token: A number that each change of the thread replaces.
+        version_token: The version token of the thread's row when the progress was read. Each put of
+            a checkpoint replaces the token.
         generation: A number that each removal from the thread raises.
-        position: The position in the log up to which the messages are indexed, or None.
+        position: The position in the log before which all messages are indexed. None if the thread
+            has not been indexed.
         path: The path of the index namespace that contains the messages, or None.
     """
 
@@ -80,8 +82,9 @@ def read_index_progress_and_unindexed_items_with_times(
         channel: The channel.
 
     Returns:
-        The progress of the thread, and each item with the time of its message, in order of their
-        positions. None if the thread does not exist.
+        The progress of the thread, and the items in order of position. Each item is paired with the
+        time, in seconds since 1970, of the first of the most recent checkpoints that contains it.
+        None if the thread does not exist.
     """
     progress = yield from read_index_progress(threads.sql, thread_id)
     if progress is None:
@@ -89,7 +92,7 @@ def read_index_progress_and_unindexed_items_with_times(
     position, address = progress.get_indexed_position(index_path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
     # Read backwards from the end of the transcript, so that the cost does not grow with the length
-    # of the thread.
+    # of the thread. A page with fewer than `_PAGE` items is the last one.
     while len(items) % _PAGE == 0:
         earliest = items[0].position if items else None
         page = (
@@ -116,7 +119,9 @@ def read_index_progress_and_unindexed_items_with_times(
 def _read_log_length_and_time_at_newest_checkpoints(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, checkpoint_count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Read the length of a channel's log at each of a thread's most recent checkpoints.
+    """Read how long a channel's log was at the most recent checkpoints of the root namespace.
+
+    Checkpoints that did not lengthen the log are skipped, except the oldest one that is read.
 
     Returns:
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
@@ -175,8 +180,8 @@ def save_index_progress(
         for states, (_, before, _) in zip(rows, ids_with_old_and_new_progress, strict=True)
     ]
     for _, before, after in compress(ids_with_old_and_new_progress, is_saved):
-        # The thread was reassigned to another user, whose messages are indexed in another
-        # namespace.
+        # If the thread was reassigned to another user, its messages are now indexed in another
+        # namespace, so remove them from the former one.
         if before.path not in (None, after.path):
             yield from drop_transcript_index_of_thread(sql, before.thread_key)
     new_rows = [

@@ -15,8 +15,7 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 class ServerTable:
     """Base class of a server table.
 
-    Each subclass reads and writes one of the server's tables, such as the `runs` table. SQL
-    statements are looked up by name.
+    Each subclass reads and writes one of the server's tables, such as the `runs` table.
     """
 
     def __init__(self, saver: Checkpointer) -> None:

@@ -33,7 +33,7 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """Lets perdure store instances of a class that it does not support, with `dump` and `load`.
+    """Lets perdure store a class that it does not support, by converting instances of the class.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Instances of subclasses are
     rejected, because they would be loaded as instances of the registered class itself. To store
@@ -42,8 +42,8 @@ class StoredType(Generic[T]):
     Attributes:
         cls: The class.
         dump: A function that converts a value of the class to bytes, or to any value that perdure
-            stores. Equal values must give equal bytes. If equal values give different bytes, each
-            step stores the value again.
+            stores. Equal values should give equal results. Otherwise, each step stores the value
+            again.
         load: A function that converts the result of `dump` back to the value. Each put calls
             `load` once for each value, and refuses a value that cannot be loaded.
         texts: A function that returns the texts in a value. `erase` removes the whole value if one
@@ -153,7 +153,7 @@ class StoredTypes:
 
     Attributes:
         by_class: The registered types, by class.
-        former: The earlier names of classes that are the target of an alias, by present name.
+        former: The old names that aliases give for each class, by the class's stored name.
     """
 
     def __init__(self, types: Sequence[StoredType[Any]] = (), aliases: Aliases = ()) -> None:
@@ -215,7 +215,10 @@ class StoredTypes:
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """Stored class names, in UTF-8, of all registered types that have a `texts` function."""
+        """The names, in UTF-8, of the stored classes that have a `texts` function.
+
+        A name is the qualified name without the module. Old names from aliases are included.
+        """
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -250,7 +253,8 @@ class StoredTypes:
 
         The first dict maps each class to its first earlier name, the second dict to its second
         earlier name, and so on. If a class has fewer earlier names than there are dicts, the
-        remaining dicts map it to its last earlier name.
+        remaining dicts map it to its last earlier name. To find items that were stored under an
+        earlier name, `Codec` tries one dict after the other.
         """
         depth = max(map(len, self.former.values()), default=0)
         return [
@@ -305,10 +309,12 @@ def parse_class_name(description_in_error: str, name: Any) -> Name:
 
 
 def replace_renamed_class_name(name: Name, new_names_by_old_name: Mapping[Name, Name]) -> Name:
-    """Look up a class's new name in a table.
+    """Return the name to which a table maps a class name.
 
-    A name that is not in the table is returned unchanged. A parametrised pydantic model, such as
-    `Box[int]`, is looked up by the name of its generic class `Box`.
+    A name that is not in the table is returned unchanged. With a table from
+    `StoredTypes.build_former_class_name_maps`, the result is an earlier name of the class. A
+    parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
+    `Box`.
     """
     new_name = new_names_by_old_name.get(name)
     if new_name is None and "[" in name[1]:

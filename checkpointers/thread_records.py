@@ -31,7 +31,8 @@ class NamespaceRecords(NamedTuple):
 
     Attributes:
         ns: The namespace.
-        head: The sequence number of the head.
+        head: The sequence number of the head. If the records end at a given checkpoint, the
+            sequence number of the newest checkpoint that was read.
         checkpoints: The sequence number, the time of the put in seconds since 1970, and the content
             of each checkpoint.
         writes: The checkpoint id, the task id, the path and the pending writes of each task.
@@ -45,14 +46,17 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """All decrypted records of a thread, used to write a copy of the thread.
+    """The decrypted records of a thread, used to write a copy of the thread.
+
+    The items are included only after a call of `load_all_log_items_into_records`.
 
     Attributes:
         seq: The counter of puts.
         listed_metadata: The encoded metadata that lists of threads show, or None.
-        may_wait: Whether the row of the thread says that it may wait for an answer.
-        ttl: The minutes of the time to live, its start, and what is kept; see the statement
-            `set_ttl`.
+        may_wait: Whether the thread may wait for the answer to an interrupt. Always True if the
+            records end at a given checkpoint.
+        ttl: The thread's columns `ttl_minutes`, `ttl_since` and `ttl_keeps_latest`, or None if the
+            thread does not expire; see the statement `set_ttl`.
         items: The bytes of the items, by log and position. If None, items are read from the
             database page by page.
         sorted_positions: The sorted positions of `items`, by log.
@@ -102,7 +106,10 @@ class ThreadRecords:
     def read_item_storage_times(
         self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return the time at which each item in a log range was first stored, keyed by position."""
+        """Return the time at which each item in a log range was first stored, keyed by position.
+
+        If all items are loaded, the result contains the times of the whole log.
+        """
         if self.items is None:
             return (yield from reader.read_item_storage_times(log_key, [(start, stop)]))
         return self.times[log_key]

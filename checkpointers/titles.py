@@ -13,8 +13,8 @@ from perdure.errors import UnknownThread
 
 IMPORTED_KEYS: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The names of the metadata that an import stores in each checkpoint of a conversation."""
-# Metadata key that is set to True in every imported checkpoint, so that imported checkpoints can be
-# found through the metadata index.
+# Metadata key that is set to True in the imported checkpoints of a conversation that has a title,
+# so that a checkpoint with the title can be found through the metadata index.
 TITLED: Final = "titled"
 
 
@@ -38,8 +38,8 @@ def read_import_metadata(
         head_metadata = read_thread_head_or_raise(saver, thread_id).metadata
     if "title" not in head_metadata:
         # If another program has continued an imported conversation, the latest checkpoint's
-        # metadata has no title. In this case, read the title from the metadata of an imported
-        # checkpoint.
+        # metadata has no title. In this case, use the metadata of the newest checkpoint that has a
+        # title from an import, if there is one.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}
@@ -77,9 +77,10 @@ def title(
         import_metadata: The result of `read_import_metadata`, if it was called already.
 
     Returns:
-        The title that an import stored, else the start of the first human message, else `""`.
+        The title that an import stored, else the start of the first human message, else `""`. The
+        result is also `""` if the thread does not exist.
     """
-    with suppress(UnknownThread):  # another process may delete the thread
+    with suppress(UnknownThread):  # the thread does not exist, or another process has deleted it
         if import_metadata is None:
             import_metadata = read_import_metadata(saver, thread_id)
         return str(

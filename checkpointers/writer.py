@@ -88,7 +88,8 @@ class DatabaseWrite(NamedTuple):
         on_rollback: Called if the transaction failed.
         exclusive_names: The name of the lock that the transaction takes, which is the thread id.
         own_writes: Counts the writes of the checkpointer.
-        may_wait: Whether the write may wait for the next write, to share its commit.
+        may_wait: Whether the commit may be delayed to share it with the next write. This is not the
+            column `may_wait` of a thread.
         urgent: Whether other code waits for the write, so that the write should be committed at
             once.
     """
@@ -103,11 +104,11 @@ class DatabaseWrite(NamedTuple):
 
 
 class _UncachedRequirements(NamedTuple):
-    """The uncached data that must be read from the database before a checkpoint can be stored.
+    """The data and rows that a put of a checkpoint needs and that are not in the cache.
 
     Attributes:
         key_count: The number of new keys for the thread, the namespace and the logs.
-        logs: The channels for which a log must be created.
+        logs: The channels for which the put must create a log.
         hashes: The hashes of new items that the database may already have.
     """
 
@@ -129,9 +130,8 @@ class CheckpointWriter:
 
         If the cache contains enough data about the thread, the SQL statements are planned without
         reading the database. If the thread turns out to have changed since it was cached, the
-        thread is read and the statements are planned again, in the same transaction. Each request
-        is stored in a single transaction, so requests are stored in the order in which they were
-        made.
+        thread is read and the statements are planned again, in the same transaction. A request that
+        is planned twice is therefore not overtaken by a later request.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -143,7 +143,8 @@ class CheckpointWriter:
         def store_request() -> Flow[PlannedTransaction]:
             """Execute the SQL statements that were planned from cached data.
 
-            If the statements fail because the thread has changed, read the thread and plan again.
+            If there is no plan, or the statements fail because the thread has changed, read the
+            thread and plan the request in this transaction.
             """
             if commit is not None:
                 try:
@@ -195,7 +196,9 @@ class CheckpointWriter:
     ) -> PlannedTransaction | None:
         """Plan a request from cached data.
 
-        Return None if the plan needs data that is not cached.
+        Return None if the request must be planned from the database. This is the case if the
+        cached thread lacks data, is outdated or is in use by another OS thread, if the parent is
+        not the committed head, or if data was removed after the request's state was loaded.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -276,10 +279,10 @@ class CheckpointWriter:
                 must be created.
             parent: The parent of the checkpoint, or None.
             replaced: The stored checkpoint with the same id, which is replaced, or None.
-            allocated_keys: Keys for the rows that are created, if they were read from the database.
-                If `allocated_keys` is given, the stored items whose hashes equal those of new items
-                must have been loaded. If `allocated_keys` is None, the reserved keys of this
-                process are used.
+            allocated_keys: The keys of the rows to create, if the transaction has allocated them.
+                In this case, the caller must also have loaded the stored items that have the hashes
+                of new items. If `allocated_keys` is None, the reserved keys of this process are
+                used.
 
         Returns:
             The transaction, or the data that must be read first.
@@ -367,7 +370,11 @@ class CheckpointWriter:
     def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, values_to_store: dict[str, ValueToStore | None]
     ) -> _UncachedRequirements:
-        """Return which row keys and log items a put needs but the cache does not contain."""
+        """Return the data and rows that a put needs and that are not in the cache.
+
+        The result contains the number of row keys, the channels for which a log must be created,
+        and the hashes of new items that the database may already contain.
+        """
         logs, hashes = [], list[int]()
         for channel, value in values_to_store.items():
             if not isinstance(value, SplitValue):
@@ -393,7 +400,8 @@ class CheckpointWriter:
     ) -> Statement:
         """Build the first statement of a put; the statement fails if the cached thread is stale.
 
-        The statement also fails if one of the rows to be inserted already exists.
+        The statement also fails if the checkpoint is already stored, or if the thread or the
+        namespace that the put would create already exists.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -486,9 +494,10 @@ class CheckpointWriter:
         """Build the statements that update the title and metadata in a thread's row.
 
         A thread's row contains a copy of the metadata from the head checkpoint of the root
-        namespace. If a checkpoint is stored on a branch, the copied metadata is not changed. The
-        thread is marked as possibly waiting for the answer to an interrupt, because its head is
-        unchanged and may still be waiting for one.
+        namespace. If the new checkpoint does not become the head, the copied metadata is not
+        changed. In this case, the mark `may_wait` of the thread is set again. The first statement
+        of the put may have cleared the mark, although the head may still be waiting for the answer
+        to an interrupt.
         """
         if put.address.checkpoint_ns:
             return []
@@ -690,12 +699,13 @@ class CheckpointWriter:
     ) -> tuple[int, int]:
         """Return a thread's key and generation, or `(0, -1)` if its cached data is not valid.
 
-        References to log items in a request are used only if they were created for the returned key
-        and generation.
+        The caller replaces the request's references to log items by the items themselves, unless
+        the references were created for the returned key and generation.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
-            cached data is not valid, the pair `(0, -1)`, which matches no thread.
+            cached data is not valid, the pair `(0, -1)`, which matches no thread, so that all
+            references are replaced.
         """
         is_valid = is_cache_valid and request.cached_thread is self.cache.get_thread(
             request.address.thread_id
@@ -798,8 +808,8 @@ class CheckpointWriter:
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> PlannedTransaction | None:
         """Build the write plan for a task's pending writes from cached data.
 
-        Return None if the plan needs data that is not cached. A task's pending writes may be
-        stored before the checkpoint that they belong to.
+        Return None if the request must be planned from the database. The plan does not require the
+        row of the checkpoint, because pending writes may be stored before their checkpoint.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
@@ -828,6 +838,8 @@ class CheckpointWriter:
             request.may_fold = request.is_stopped or (
                 snapshot is not None and self._is_update(snapshot)
             )
+            # A state update may have replaced the checkpoint as the head. Only the path that reads
+            # the thread can make the checkpoint the head again.
             if request.may_fold:
                 return None
         elif (request.is_stopped or snapshot.has_stopped_task) and request.task_id != NULL_TASK:

@@ -13,17 +13,18 @@ comparable between embedding models, although the cosine of two random texts may
 model and 0.8 with another. If an embedder's vectors carry no meaning, the separation is near 0.
 
 The measured separation affects search scores through the three attributes of `VectorCalibration`.
-`trust` reduces the weight of vectors if the vectors of related rows are no more similar than those
-of random rows. `gain` increases the weight of vectors, and makes the vectors of the whole
-conversation contribute to each row's score. `gain` is positive only if the rows are long and the
-vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for
-short rows, because the vector of a short answer says little about the question that it answers.
+`trust` reduces the weight of vectors, down to 0, if the vectors of related rows are hardly more
+similar than those of random rows. `gain` increases the weight of vectors, and makes the vectors of
+the whole conversation contribute to each row's score. `gain` is positive only if the rows are long
+and the vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0
+for short rows, because the vector of a short answer says little about the question that it answers.
 `origin` is the lowest cosine to be expected between two unrelated rows, which a search uses as the
 baseline when it converts cosines to scores. Decision 0037 has the measurements.
 
-The samples are taken from the oldest rows of a namespace, so rows that are added later do not
-affect the measured separation. The separation is not stored in the database, because every process
-and every backend computes the same value from the same rows.
+The samples are taken from the oldest rows of a namespace, at most `MAX_ROWS`. The separation is
+measured again when the number of measured rows changes. Rows beyond the first `MAX_ROWS` do not
+affect the separation. The separation is not stored in the database, because every process and every
+backend computes the same value from the same rows.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the ro
 # rows.
 _STRIDES: Final = (0.382, 0.236)
 # Weight of the default separation `_PRIOR`, as a number of row pairs. The measured separation is
-# averaged with this default to limit the effect of chance in small samples.
+# averaged with this default to limit the effect of chance in small samples. The same number is the
+# minimum number of pairs of neighbouring rows for their separation to be used for `trust`.
 _PRIOR_PAIRS: Final = 16
-# Default separation, assumed for a namespace in which no pairs of rows have been measured.
+# Default separation, in standard deviations. It is the result for a sample without pairs, and the
+# value towards which the results of small samples are drawn.
 _PRIOR: Final = 1.0
 # minimum standard deviation of cosine similarities; smaller values are due to rounding errors
 _MIN_SPREAD: Final = 1e-3
@@ -111,14 +114,14 @@ _EMPTY_SAMPLE: Final = SampleStatistics()
 
 
 class VectorCalibration(NamedTuple):
-    """The weight of vectors in search scores.
+    """The weight of vectors in search scores, and the cosine that counts as 0.
 
     The more the measured cosines of related rows exceed those of random rows, the more weight
     vectors get.
 
     Attributes:
         trust: The factor by which the usual weight of vectors is multiplied, from 0 to 1.
-        gain: The fraction of the maximum additional weight that vectors get, from 0 to 1.
+        gain: The additional weight of vectors, as a fraction of the maximum, from 0 to 1.
         origin: The lowest cosine to be expected between two unrelated rows.
     """
 
@@ -133,15 +136,16 @@ USUAL: Final = VectorCalibration()
 
 @dataclass(frozen=True)
 class VectorSeparation:
-    """Samples of cosines, which show how well vectors separate related rows from random rows.
+    """Statistics that show how well vectors separate related rows from random rows.
 
-    The cosines are sampled from one or more namespaces.
+    The statistics describe three samples of cosines, and the lengths of the measured rows. The rows
+    come from one or more namespaces.
 
     Attributes:
-        neighbours: Cosines of rows that follow each other in a thread.
-        sharing: Cosines of rows that share a rare word.
-        random: Cosines of random pairs of rows.
-        words: The number of words in each measured row.
+        neighbours: Statistics of the cosines of rows that follow each other in a thread.
+        sharing: Statistics of the cosines of rows that share a rare word.
+        random: Statistics of the cosines of random pairs of rows.
+        words: Statistics of the number of words in each measured row.
     """
 
     neighbours: SampleStatistics = _EMPTY_SAMPLE
@@ -150,7 +154,7 @@ class VectorSeparation:
     words: SampleStatistics = _EMPTY_SAMPLE
 
     def combine_with(self, other: VectorSeparation) -> VectorSeparation:
-        """Return a new object with the combined samples of both objects."""
+        """Return a new object with the combined statistics of both objects."""
         return VectorSeparation(
             self.neighbours.combine_with(other.neighbours),
             self.sharing.combine_with(other.sharing),
@@ -160,7 +164,7 @@ class VectorSeparation:
 
     @cached_property
     def vector_weight_calibration(self) -> VectorCalibration:
-        """The weight that vectors get in search scores, as computed from the samples."""
+        """The weight of vectors and the cosine that counts as 0, computed from the samples."""
         # The sample of random pairs is empty if no rows were measured, or if all measured rows have
         # the same vector.
         if not self.random.size:
@@ -178,8 +182,8 @@ class VectorSeparation:
     def compute_vector_weight_factor(self, cosine_sample: SampleStatistics) -> float:
         """Return the factor `trust` for the weight of vectors, computed from one sample of cosines.
 
-        The factor ranges from 0 to 1. A large sample whose cosines are no higher than those of
-        random pairs gives 0.
+        The factor ranges from 0 to 1. A sample whose cosines are no higher than those of random
+        pairs gives 0 if it is large enough to outweigh the default separation.
         """
         return _interpolate(
             self._compute_separation_from_random_pairs(cosine_sample), _USELESS, _USEFUL
@@ -189,10 +193,10 @@ class VectorSeparation:
         """Return the separation of a sample of cosines from the cosines of random pairs of rows.
 
         The measured separation is the mean cosine of the sample minus the mean cosine of random
-        pairs, divided by the standard deviation of the cosines. The result is a weighted average of
-        the measured separation and the default separation `_PRIOR`, whose weight is that of
-        `_PRIOR_PAIRS` pairs. With few measured pairs, the result therefore stays close to `_PRIOR`,
-        at which vectors have their usual weight.
+        pairs, divided by the pooled standard deviation of the two samples. The result is a weighted
+        average of the measured separation and the default separation `_PRIOR`, whose weight is that
+        of `_PRIOR_PAIRS` pairs. With few measured pairs, the result therefore stays close to
+        `_PRIOR`, at which vectors have their usual weight.
         """
         count = min(cosine_sample.size, self.random.size)
         spread = math.sqrt((cosine_sample.variance + self.random.variance) / 2)
@@ -296,9 +300,12 @@ def _sample_row_pairs_evenly(row_pairs: Ints) -> Ints:
 def find_row_pairs_sharing_rare_word(word_numbers: Ints, row_numbers: Ints, row_count: int) -> Ints:
     """Return pairs of rows that share a rare word, as an integer array of shape `[pairs, 2]`.
 
+    The two array arguments list which word occurs in which row. They have one element for each
+    combination of a word and a row that contains it. No combination occurs twice.
+
     Args:
-        word_numbers: The word of each entry, as a number; int[entries].
-        row_numbers: The row of each entry. A row has at most one entry for a word; int[entries].
+        word_numbers: The number of the word; int[combinations].
+        row_numbers: The index of the row that contains the word; int[combinations].
         row_count: The number of rows.
     """
     key = word_numbers.astype(np.int64) * row_count + row_numbers

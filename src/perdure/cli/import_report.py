@@ -27,18 +27,20 @@ class ConversationsReport:
 
     conversations: int = 0
     messages: int = 0
-    # Number of partially stored messages from earlier imports that this import has completed.
+    # Number of messages that an earlier import skipped or stored only partially, and that this
+    # import has completed.
     updated: int = 0
-    # Number of partially stored messages that could not be completed because they are no longer in
-    # the thread's state.
+    # Number of messages that an earlier import skipped or stored only partially, and that could not
+    # be completed because the thread has changed since.
     outdated: int = 0
+    # Number of conversations, or threads of a database, to which this import added nothing.
     unchanged: int = 0
     empty: int = 0  # Number of conversations without messages.
     unread: int = 0  # Number of conversations in which no message could be read.
     checkpoints: int = 0  # Number of new checkpoints that were imported from databases.
     items: int = 0  # Number of new store items that were imported from databases.
-    # Number of items skipped because this database already contains them or contains tombstones for
-    # them.
+    # Number of items and memories that were not added, for example because this database already
+    # contains them. The items in `refused` are included.
     known_items: int = 0
     # Number of run and cron records in imported archives. Runs and crons are counted but never
     # executed.
@@ -48,9 +50,10 @@ class ConversationsReport:
     quarantined: int = 0
     # Number of memories that were not stored because this database contains tombstones for them.
     forgotten: int = 0
-    # The configured user, to whom conversations without a user are assigned.
+    # The configured user. A conversation whose thread has no user is counted for the configured
+    # user. With --later, such a conversation is counted for nobody.
     user: str = ""
-    # Number of conversations per user, with the key "" for conversations without a user.
+    # Number of conversations per user. The key "" stands for nobody.
     users: Counter[str] = field(default_factory=Counter)
     by_user: Counter[str] = field(default_factory=Counter)  # Number of new memories of each user.
     # Namespaces and keys of items that were refused because a tombstone exists for them.

@@ -323,7 +323,8 @@ class ThreadImport:
 
     Attributes:
         updated: The number of messages that this import completed.
-        outdated: The number of incomplete messages that are no longer in the state.
+        outdated: The number of incomplete messages that could not be completed, because the thread
+            has changed since the earlier import.
     """
 
     def __init__(self, saver: Checkpointer, thread_id: str, conversation: Conversation) -> None:
