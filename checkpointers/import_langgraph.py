@@ -209,9 +209,8 @@ class _SQLiteFile:
         """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{label}: the file is damaged, because a value is stored as "
-                f"{type(data).__name__} with the type name {type_name!r:.40}; expected bytes and "
-                "the name of their type"
+                f"{label}: the file is damaged: a stored value is of type {type(data).__name__}, "
+                f"and its type name is {type_name!r:.40}; expected bytes, and a string as type name"
             )
         try:
             return self._codec.load_with_serializer(type_name, data)

@@ -450,7 +450,7 @@ def extract_structured_answer(model_output: Any) -> Any:
     if model_output.get("parsed") is None:
         for call in getattr(raw, "invalid_tool_calls", ()):
             fault = f"the arguments {call['args']!r:.200} are not valid JSON"
-            raise InvalidAnswer(fault, "the answer is not valid JSON")
+            raise InvalidAnswer(fault, "the model's answer is not valid JSON")
         raise InvalidAnswer("the answer does not call the required tool")
     return model_output["parsed"]
 

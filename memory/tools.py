@@ -495,8 +495,9 @@ async def _execute_manage_memory_call(
         ) from exc
     if outcome.change == "unchanged" and outcome.key != key and action != "create":
         raise ToolException(
-            f"Nothing was changed: the memory {outcome.key} already says this, and the memory "
-            f"{key} still has its old text. Delete the memory {key} if that text is no longer true."
+            f"Nothing was changed, because the memory {outcome.key} already has this text. The "
+            f"memory {key} keeps its old text; if that text is no longer true, delete the memory "
+            f"{key}."
         )
     return _describe_memory_change_outcome(outcome)
 

@@ -83,9 +83,9 @@ def forget(
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")
     if parts.root and checkpointer is not None:
         raise ConfigurationError(
-            "forget() with a checkpointer is not allowed on a scoped store, because the source of "
-            "an item in the scope can be any thread; call forget() on the unscoped store, and pass "
-            "the prefix of the scope"
+            "forget() does not accept a checkpointer on a scoped store, because items in the scope "
+            "can come from any thread; call forget() on the unscoped store, and pass the prefix of "
+            "the scope"
         )
     criteria = _Criteria(
         Selection(

@@ -96,7 +96,7 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
             if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
                 verb = "contains" if name == "message_ids" else "is"
                 raise ConfigurationError(
-                    f"the provenance's {name} {verb} {text!r}; expected valid Unicode text"
+                    f"the provenance field {name!r} {verb} {text!r}; expected valid Unicode text"
                 )
     fields["message_ids"] = list(message_ids) or None
     if sent_at is not None:

@@ -483,8 +483,8 @@ def test_chat_names_unfinished_run_of_another_graph(db: Path) -> None:
     before = read_database_state(db)
 
     assert (
-        "has an unfinished run, which stopped before 'fails'. This chat cannot finish the run, "
-        "because it belongs to another graph." in chat_and_read_refusal()
+        "has an unfinished run, which stopped before 'fails'. The run belongs to another graph, "
+        "so this chat cannot finish it." in chat_and_read_refusal()
     )
     assert read_database_state(db) == before
     with SQLiteCheckpointer.open(db) as saver:

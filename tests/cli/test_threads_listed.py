@@ -134,7 +134,10 @@ def test_conflicting_conditions_are_refused(db: Path, capsys: pytest.CaptureFixt
     run("chat", "-t", "t", "-m", "hello")
     for options, expected_message in (
         (("--waiting", "--status", "idle"), "--waiting and --status idle cannot be combined"),
-        (("--search", "hello", "--waiting"), "--search finds threads of any status"),
+        (
+            ("--search", "hello", "--waiting"),
+            "--search cannot be combined with --status or --waiting",
+        ),
         (("--user", " "), "--user is ' '; expected a user name"),
     ):
         assert expected_message in run_and_read_error("threads", *options, capsys=capsys)

@@ -128,7 +128,7 @@ def answer(
     json_text: Annotated[
         str | None,
         typer.Option(
-            "--answer", metavar="JSON", help="The complete answer as JSON, instead of ACTION."
+            "--answer", metavar="JSON", help="The complete resume value as JSON, instead of ACTION."
         ),
     ] = None,
     question: Annotated[

@@ -202,10 +202,9 @@ class _ChatSession:
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
-                f"the thread {self.thread_id!r} {describe_status(head.status)}. This chat cannot "
-                f"finish the run, because it belongs to {graph}. Finish the run in the program "
-                "that runs that graph, by invoking the graph with None as the input, and then chat "
-                "here"
+                f"the thread {self.thread_id!r} {describe_status(head.status)}. The run belongs "
+                f"to {graph}, so this chat cannot finish it. Finish it in the program that runs "
+                "that graph: invoke the graph with None as the input. Then continue here"
             )
         self.config["metadata"] = {
             name: value for name, value in head.metadata.items() if name in _INHERITED_METADATA

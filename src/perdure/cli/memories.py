@@ -511,7 +511,8 @@ def _print_quarantine_entries(entries: list[QuarantineEntry], json: bool) -> Non
 def jobs(
     retry: Annotated[bool, typer.Option("--retry", help="Retry failed extractions now.")] = False,
     facts: Annotated[
-        bool, typer.Option("--facts", help="List the jobs of 'perdure worker --facts'.")
+        bool,
+        typer.Option("--facts", help="List the jobs in the queue of 'perdure worker --facts'."),
     ] = False,
     db: DbOption = None,
     json: JsonOption = False,

@@ -111,7 +111,7 @@ def serve(
     ] = None,
     team: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Add the --new-key user to this team; can be repeated."),
+        typer.Option(metavar="NAME", help="Add the user of the new key to this team (repeatable)."),
     ] = None,
     log: Annotated[
         Literal["text", "json"],

@@ -96,7 +96,7 @@ def threads(
     if search is not None:
         if status is not None:
             raise ConfigurationError(
-                "--search finds threads of any status; remove --status or --waiting"
+                "--search cannot be combined with --status or --waiting; remove one of them"
             )
         _print_search_results(search, text, user, limit, ids, db, json)
         return
