@@ -67,7 +67,8 @@ def choose_reply(body: dict[str, Any]) -> Answer | str:
     """Return a tool call for a refund request, and a plain answer otherwise."""
     last = body["messages"][-1]
     if last["role"] == "user" and str(last["content"]).startswith("Please refund"):
-        call = {"name": "refund", "arguments": json.dumps({"what": "canoe"})}
+        what = "canoes" if "canoes" in str(last["content"]) else "canoe"
+        call = {"name": "refund", "arguments": json.dumps({"what": what})}
         calls = [{"id": "c1", "type": "function", "function": call}]
         return Answer({"content": None, "tool_calls": calls}, "tool_calls")
     return "It is done."
@@ -102,8 +103,11 @@ def model() -> Iterator[Model]:
 
 @tool
 def refund(what: str) -> str:
-    """Refund something, if somebody approves that."""
-    return f"refund of {what}: {interrupt('May I refund it?')}"
+    """Refund something, if somebody approves that. For several canoes, ask twice."""
+    answer = interrupt("May I refund it?")
+    if what == "canoes":
+        answer = f"{answer}, {interrupt('May I refund the other one, too?')}"
+    return f"refund of {what}: {answer}"
 
 
 def build_agent(model: Model) -> Any:

@@ -99,6 +99,24 @@ def test_answer_of_colleague_that_edits_a_tool_call_uses_no_memories(
     assert team.memories("mia") == known
 
 
+def test_person_who_answers_after_edit_of_colleague_uses_no_memories(
+    team: Desk,  # noqa: F811
+) -> None:
+    """The tool asks twice. The colleague's answer to the first question stores no checkpoint."""
+    thread_id = start_thread(team)
+    request: Any = {"messages": [{"role": "user", "content": "Please refund my canoes."}]}
+    team.client("mia").runs.wait(thread_id, "desk", input=request)
+    asked, known = len(team.model.requests), team.memories("mia")
+
+    edit: Any = {"resume": [{"type": "edit", "args": {}}]}
+    team.client("tom").runs.wait(thread_id, "desk", command=edit)
+    team.client("mia").runs.wait(thread_id, "desk", command=YES_COMMAND)
+
+    shown = team.prompts(asked)
+    assert ("refund of canoes" in shown, "Magpie" in shown) == (True, False)
+    assert team.memories("mia") == known
+
+
 @pytest.mark.parametrize(
     "start",
     [

@@ -229,7 +229,7 @@ class OtherAuthorMarker:
 
 
 async def mark_checkpoint_as_changed_by_other_users(
-    saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
+    saver: Checkpointer, config: RunnableConfig, action_without_memory: str | None
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.
 
@@ -239,16 +239,19 @@ async def mark_checkpoint_as_changed_by_other_users(
     Args:
         saver: The checkpointer.
         config: The config of the run, which names the checkpoint or its thread.
-        is_turn_without_memory: Whether the run's pending writes must not be continued by a run that
-            uses the person's memories; see `TURN_WITHOUT_MEMORY`.
+        action_without_memory: The run's action, one of `CALLER_DEEDS`, if no run that uses the
+            person's memories may continue the run's pending writes; see `TURN_WITHOUT_MEMORY`.
+            Otherwise None.
     """
     if (checkpoint := await _load_checkpoint(saver, config)) is None:
         return
-    labels = [(_LABEL_CHANNEL, STATE_FROM_OTHERS)]
-    if is_turn_without_memory:
-        labels.append((_TURN_CHANNEL, TURN_WITHOUT_MEMORY))
-    for channel, task_id in labels:
-        await saver.aput_writes(checkpoint.config, [(channel, True)], task_id, _LABEL_PATH)
+    labels: list[tuple[str, bool | str, str]] = [(_LABEL_CHANNEL, True, STATE_FROM_OTHERS)]
+    if action_without_memory is not None:
+        # Each action has a task id of its own, because a write of the same task is not replaced.
+        task_id = f"{TURN_WITHOUT_MEMORY}:{action_without_memory}"
+        labels.append((_TURN_CHANNEL, action_without_memory, task_id))
+    for channel, value, task_id in labels:
+        await saver.aput_writes(checkpoint.config, [(channel, value)], task_id, _LABEL_PATH)
 
 
 async def load_metadata_of_continued_checkpoints(
@@ -256,8 +259,8 @@ async def load_metadata_of_continued_checkpoints(
 ) -> list[Mapping[str, Any]]:
     """Return the metadata of the checkpoints from which a run continues.
 
-    If another user has only added pending writes to a checkpoint, its metadata is returned as if
-    that user had updated the state.
+    If another user has only added pending writes to a checkpoint, the returned metadata contains
+    that user's action.
 
     Args:
         saver: The checkpointer.
@@ -274,11 +277,15 @@ async def load_metadata_of_continued_checkpoints(
         if checkpoint is None:
             continue
         metadata: dict[str, Any] = {**checkpoint.metadata}
-        is_labelled = any(
-            channel == _TURN_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()
-        )
-        if is_labelled and not metadata.get(TURN_WITHOUT_MEMORY):
-            metadata |= {TURN_WITHOUT_MEMORY: True, CALLER_ACTION: "changed"}
+        actions = [
+            action
+            for _, channel, action in checkpoint.pending_writes or ()
+            if channel == _TURN_CHANNEL
+        ]
+        if actions and not metadata.get(TURN_WITHOUT_MEMORY):
+            # An answer counts more than a state update: after it, nobody's memories are used.
+            action = "answered" if "answered" in actions else actions[-1]
+            metadata |= {TURN_WITHOUT_MEMORY: True, CALLER_ACTION: action}
         loaded.append(metadata)
     return loaded
 
