@@ -130,7 +130,7 @@ def test_collection_in_a_node_uses_the_store_and_config_of_the_run(
         asyncio.run(graph.ainvoke({"messages": []}, ANN))
 
     assert list_memory_texts(Collection(store)) == [TEA]
-    with pytest.raises(ConfigurationError, match="no store"):
+    with pytest.raises(ConfigurationError, match="need a store"):
         collection.list(config=ANN)
 
 

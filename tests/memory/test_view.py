@@ -137,9 +137,9 @@ def test_view_applies_nodes_in_order() -> None:
 @pytest.mark.parametrize(
     ("parts", "expected_message"),
     [
-        ((), r"a part of view\(\) is None"),
-        ((print,), r"a part of view\(\) is <built-in function print>"),
-        ((_make_learning_node(),), r"a part of view\(\) is"),
+        ((), r"an argument of view\(\) is None"),
+        ((print,), r"an argument of view\(\) is <built-in function print>"),
+        ((_make_learning_node(),), r"an argument of view\(\) is"),
         (
             (
                 trim(max_tokens=1, token_counter=len),

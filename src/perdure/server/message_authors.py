@@ -24,7 +24,7 @@ from langgraph.types import Command, Overwrite, Send
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.labels import CALLER_ACTION, STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY
+from perdure.checkpointers.labels import STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY
 from perdure.checkpointers.message_marking import MESSAGE_MARKER
 from perdure.checkpointers.status import ASIDE_SUFFIX
 from perdure.checkpointers.values import DeltaSnapshot
@@ -229,7 +229,7 @@ class OtherAuthorMarker:
 
 
 async def mark_checkpoint_as_changed_by_other_users(
-    saver: Checkpointer, config: RunnableConfig, action_without_memory: str | None
+    saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.
 
@@ -239,19 +239,16 @@ async def mark_checkpoint_as_changed_by_other_users(
     Args:
         saver: The checkpointer.
         config: The config of the run, which names the checkpoint or its thread.
-        action_without_memory: The run's action, one of `CALLER_DEEDS`, if no run that uses the
-            person's memories may continue the run's pending writes; see `TURN_WITHOUT_MEMORY`.
-            Otherwise None.
+        is_turn_without_memory: Whether the run's pending writes must not be continued by a run that
+            uses the person's memories; see `TURN_WITHOUT_MEMORY`.
     """
     if (checkpoint := await _load_checkpoint(saver, config)) is None:
         return
-    labels: list[tuple[str, bool | str, str]] = [(_LABEL_CHANNEL, True, STATE_FROM_OTHERS)]
-    if action_without_memory is not None:
-        # Each action has a task id of its own, because a write of the same task is not replaced.
-        task_id = f"{TURN_WITHOUT_MEMORY}:{action_without_memory}"
-        labels.append((_TURN_CHANNEL, action_without_memory, task_id))
-    for channel, value, task_id in labels:
-        await saver.aput_writes(checkpoint.config, [(channel, value)], task_id, _LABEL_PATH)
+    labels = [(_LABEL_CHANNEL, STATE_FROM_OTHERS)]
+    if is_turn_without_memory:
+        labels.append((_TURN_CHANNEL, TURN_WITHOUT_MEMORY))
+    for channel, task_id in labels:
+        await saver.aput_writes(checkpoint.config, [(channel, True)], task_id, _LABEL_PATH)
 
 
 async def load_metadata_of_continued_checkpoints(
@@ -260,7 +257,7 @@ async def load_metadata_of_continued_checkpoints(
     """Return the metadata of the checkpoints from which a run continues.
 
     If another user has only added pending writes to a checkpoint, the returned metadata contains
-    that user's action.
+    `TURN_WITHOUT_MEMORY`, as after a state update of that user.
 
     Args:
         saver: The checkpointer.
@@ -277,15 +274,8 @@ async def load_metadata_of_continued_checkpoints(
         if checkpoint is None:
             continue
         metadata: dict[str, Any] = {**checkpoint.metadata}
-        actions = [
-            action
-            for _, channel, action in checkpoint.pending_writes or ()
-            if channel == _TURN_CHANNEL
-        ]
-        if actions and not metadata.get(TURN_WITHOUT_MEMORY):
-            # An answer counts more than a state update: after it, nobody's memories are used.
-            action = "answered" if "answered" in actions else actions[-1]
-            metadata |= {TURN_WITHOUT_MEMORY: True, CALLER_ACTION: action}
+        if any(channel == _TURN_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()):
+            metadata[TURN_WITHOUT_MEMORY] = True
         loaded.append(metadata)
     return loaded
 

@@ -239,33 +239,13 @@ def choose_person_of_run(
     may_act = sender.may_act and represented_person is None
     is_sender_trusted = not user or may_act or (is_sender and is_author)
     continues_without_memory = sender.author is None and any(
-        _must_continue_without_memory(sender, metadata, is_sender_trusted=is_sender_trusted)
-        for metadata in continued_metadata
+        metadata.get(TURN_WITHOUT_MEMORY) for metadata in continued_metadata
     )
     return Person(
         user,
         uses_memory=bool(user) and (is_author or may_act) and not continues_without_memory,
         is_sender_trusted=is_sender_trusted,
     )
-
-
-def _must_continue_without_memory(
-    sender: Sender, checkpoint_metadata: Mapping[str, Any], *, is_sender_trusted: bool
-) -> bool:
-    """Return whether a run without a new message must not use the person's memories.
-
-    After another user has only updated the state, the person can still answer a question with the
-    person's memories.
-
-    Args:
-        sender: The sender of the run.
-        checkpoint_metadata: The metadata of the checkpoint from which the run continues.
-        is_sender_trusted: See `Person`.
-    """
-    if not checkpoint_metadata.get(TURN_WITHOUT_MEMORY):
-        return False
-    is_state_update = checkpoint_metadata.get(CALLER_ACTION) == "changed"
-    return not (is_state_update and is_sender_trusted and sender.deed == "answered")
 
 
 def choose_checkpoint_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:

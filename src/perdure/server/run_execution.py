@@ -257,11 +257,11 @@ class RunExecution:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
                 # A partial answer to several questions stores no checkpoint of its own.
-                is_answer = sender.deed == "answered"
-                action = "answered" if is_answer else "changed"
-                continues_turn = is_answer or run.request.command is not None
+                continues_turn = run.request.command is not None or sender.deed == "answered"
                 await mark_checkpoint_as_changed_by_other_users(
-                    saver, config, action if continues_turn and not person.uses_memory else None
+                    saver,
+                    config,
+                    is_turn_without_memory=continues_turn and not person.uses_memory,
                 )
         with run.allow_task_cancellation_and_record_run_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
