@@ -23,6 +23,7 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import default_assistant_id
+from perdure.server.message_authors import mark_checkpoint_as_changed_by_other_users
 from perdure.server.person import Person, Sender, choose_person_of_run
 from perdure.server.reply import JSONObject, build_json_reply
 from perdure.server.run_request import (
@@ -279,6 +280,11 @@ async def update_thread_state(
             ]
             for step in steps
         ]
+        if config["configurable"].get("checkpoint_ns") and not person.is_sender_trusted:
+            # A later run continues the head of the root namespace, so label the head, too.
+            await mark_checkpoint_as_changed_by_other_users(
+                call.saver, build_checkpoint_config(thread_id), is_turn_without_memory=True
+            )
         for step in steps:
             # Call `abulk_update_state` separately for each superstep, because langgraph adds the
             # config's metadata only to the first checkpoint that a call creates.

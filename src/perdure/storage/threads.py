@@ -117,23 +117,21 @@ class ThreadPool:
         # tells it to stop.
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
-    def submit(self, work: Callable[[], object], *, is_async: bool) -> Any:
+    def submit_without_result(self, work: Callable[[], object]) -> None:
+        """Submit a function whose result nobody waits for, and which handles its own errors."""
+        self.submit(work, is_async=None)
+
+    def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
         """Submit a function to run in one of the pool's threads, and return a future of its result.
+
+        Another thread is started if all threads of the pool are busy.
 
         Args:
             work: The function.
-            is_async: Whether a coroutine waits for the result. The future is then asyncio's.
+            is_async: Whether a coroutine waits for the result. The future is then asyncio's. If it
+                is None, nobody waits for the result, and None is returned.
         """
-        promise = Promise[Any](is_async=is_async)
-        self._queue_task(promise, work)
-        return promise.future
-
-    def submit_without_result(self, work: Callable[[], object]) -> None:
-        """Submit a function whose result nobody waits for, and which handles its own errors."""
-        self._queue_task(None, work)
-
-    def _queue_task(self, promise: Promise[Any] | None, work: Callable[[], object]) -> None:
-        """Queue a function, and start another thread if all threads of the pool are busy."""
+        promise = None if is_async is None else Promise[Any](is_async=is_async)
         with self._lock:
             # Remove cancelled tasks, which would otherwise accumulate in the queue while all
             # threads are blocked.
@@ -156,6 +154,7 @@ class ThreadPool:
             self._unfinished_count += 1
         if self._is_permanent:
             self._wake_signals.put(True)
+        return None if promise is None else promise.future
 
     def _run_queued_tasks(self) -> None:
         """Execute queued tasks until this thread has to stop."""
