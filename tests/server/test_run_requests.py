@@ -232,7 +232,9 @@ def test_cancellation_of_all_runs_leaves_runs_of_others(
 def test_cancellation_without_run_ids_or_status_is_refused(
     sdk: SyncLangGraphClient, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(UnprocessableEntityError, match="thread_id and run_ids, or status"):
+    with pytest.raises(
+        UnprocessableEntityError, match="both 'thread_id' and 'run_ids', or only 'status'"
+    ):
         sdk.runs.cancel_many(**options)
 
 
