@@ -253,7 +253,7 @@ def test_role_or_schema_without_row_level_security_is_refused(schema: str, tmp_p
         PostgresCheckpointer.open(owner, schema=schema_without_tenants, tenant="acme")
     with pytest.raises(ConfigurationError, match="created with tenants; pass"):
         PostgresStore.open(owner, schema=schema)
-    with pytest.raises(ConfigurationError, match="expected the name of a tenant"):
+    with pytest.raises(ConfigurationError, match="expected None or a non-empty string"):
         PostgresStore(owner, tenant="")
     with pytest.raises(StorageError, match="permission denied"):
         PostgresStore.open(get_user_dsn(), schema=f"{schema_without_tenants}x", tenant="acme")
