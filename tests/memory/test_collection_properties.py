@@ -288,7 +288,7 @@ _CHANGES_BY_WORDS = {
     "is superseded": "superseded",
     "is deleted": "deleted",
     "Nothing had to be changed": "unchanged",
-    "already says this": "unchanged",
+    "Nothing was changed": "unchanged",
 }
 
 
