@@ -3,6 +3,7 @@
     python -m benchmarks.server_streams                   # 20, then 200 clients
     python -m benchmarks.server_streams --streams 200 --seconds 60
     python -m benchmarks.server_streams --rounds 3 --old /tmp/old/build/view   # two builds in turn
+    python -m benchmarks.server_streams --slots 60 --old /tmp/old/build/view --streams 10
     python -m benchmarks.server_streams --streams 64 --model-s 0 --workers 2 --on postgres
     python -m benchmarks.server_streams --resumable       # their events are stored
 
@@ -12,6 +13,10 @@ its own, one after the other; the first ones begin spread over the time of a tur
 fixed time, in parts. What a turn takes beyond that is the server's own time: its checkpoints, its
 events, and the time that it waits for the CPU. `cpu_ms` is the server's CPU for a turn, without
 that of Postgres.
+
+With `--slots`, the servers of both builds run at the same time, and short slots of turns alternate
+between them. The speed of a shared machine changes from minute to minute. The two halves of a pair
+of slots are only about a second apart, so the ratio within a pair hardly depends on that.
 """
 
 from __future__ import annotations
@@ -197,6 +202,74 @@ def run(
     }
 
 
+async def _run_slot(
+    client: httpx.AsyncClient, process: psutil.Process, streams: int, model_s: float
+) -> tuple[float, float, float]:
+    """Stream one turn on each of several threads at once.
+
+    Returns:
+        The CPU time of the server per turn in seconds, and the medians of the seconds until the
+        first event and until the end of a turn, both without the time of the model.
+    """
+    first_event_s, turn_s = list[float](), list[float]()
+
+    async def stream_turn(number: int) -> None:
+        await asyncio.sleep(model_s * number / streams)
+        body = {
+            "assistant_id": "chat",
+            "input": {"messages": [{"role": "user", "content": "What did I say about figs?"}]},
+            "stream_mode": ["values", "messages-tuple"],
+            "if_not_exists": "create",
+        }
+        begun, events = time.monotonic(), bytearray()
+        async with client.stream("POST", f"/threads/{number}/runs/stream", json=body) as response:
+            async for part in response.aiter_raw():
+                if not events:
+                    first_event_s.append(time.monotonic() - begun)
+                events += part
+        assert b"event: values" in events, events
+        assert b"event: error" not in events, events
+        turn_s.append(time.monotonic() - begun - model_s)
+
+    before = cpu_s(process)
+    await asyncio.gather(*(stream_turn(number) for number in range(streams)))
+    await asyncio.sleep(0.05)  # The server finishes its last writes.
+    cpu_per_turn_s = (cpu_s(process) - before) / streams
+    return cpu_per_turn_s, statistics.median(first_event_s), statistics.median(turn_s)
+
+
+async def _alternate_slots(
+    servers: list[tuple[str, psutil.Process]], streams: int, model_s: float, slots: int
+) -> None:
+    """Alternate slots of turns between the servers of two builds, and print the ratios."""
+    names = ("cpu", "first_event", "turn")
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    old_figures: dict[str, list[float]] = {name: [] for name in names}
+    async with (
+        httpx.AsyncClient(base_url=servers[0][0], timeout=600) as old,
+        httpx.AsyncClient(base_url=servers[1][0], timeout=600) as new,
+    ):
+        pairs = [(old, servers[0][1]), (new, servers[1][1])]
+        for number in range(-3, slots):  # The first three pairs import modules and fill caches.
+            order = [0, 1] if number % 2 == 0 else [1, 0]
+            measured = {n: await _run_slot(*pairs[n], streams, model_s) for n in order}
+            for name, old_figure, new_figure in zip(names, measured[0], measured[1], strict=True):
+                if number >= 0:
+                    ratios[name].append(new_figure / old_figure)
+                    old_figures[name].append(old_figure)
+    for name in names:
+        low, middle, high = statistics.quantiles(ratios[name], n=4)
+        result = {
+            "figure": name,
+            "pairs": slots,
+            "old_ms": round(statistics.median(old_figures[name]) * 1e3, 2),
+            "ratio_p25": round(low, 3),
+            "ratio_p50": round(middle, 3),
+            "ratio_p75": round(high, 3),
+        }
+        print(json.dumps(result), flush=True)
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -209,7 +282,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--resumable", action="store_true", help="their events are stored")
     parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--slots", type=int, help="alternate this many pairs of slots; with --old")
     given = parser.parse_args()
+    if given.slots:
+        streams, model_s = given.streams[0], given.model_s
+        with (
+            served(model_s, given.old, on=given.on, port=given.port) as old,
+            served(model_s, on=given.on, port=given.port + 1) as new,
+        ):
+            every = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, sorted(every)[1:] or every)
+            asyncio.run(_alternate_slots([old, new], streams, model_s, given.slots))
+        return
     options = {"on": given.on, "workers": given.workers, "port": given.port}
     options["resumable"] = given.resumable
     builds = [given.old, None] if given.old else [None]
