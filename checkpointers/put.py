@@ -358,14 +358,15 @@ class CheckpointPut:
                 if value.continues_parent and (parent is None or channel not in parent.ranges):
                     thread_id, _, parent_id = self.address
                     reason = (
-                        "the checkpoint has no parent"
+                        "no parent checkpoint is named"
                         if parent_id is None
                         else f"the parent checkpoint {parent_id!r} does not contain the list"
                     )
                     raise UnknownCheckpoint(
-                        f"the list in channel {channel!r} of thread {thread_id!r} cannot be "
-                        f"continued from the parent checkpoint, because {reason}. The parent "
-                        "checkpoint may have been deleted meanwhile; repeat the operation"
+                        f"the list in channel {channel!r} of thread {thread_id!r} was not stored, "
+                        "because it continues the list of its parent checkpoint, and "
+                        f"{reason}. The parent checkpoint may have been deleted meanwhile; repeat "
+                        "the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 values_to_store[channel] = _split_into_known_ranges_and_new_items(
