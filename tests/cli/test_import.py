@@ -94,7 +94,9 @@ def test_import_skips_and_names_broken_parts(tmp_path: Path) -> None:
     result = invoke("import", str(file))
 
     assert (result.exit_code, result.exception) == (0, None)
-    assert result.stdout.startswith("2 conversations: 10 new messages, 1 more without messages, ")
+    assert result.stdout.startswith(
+        "2 conversations: 10 new messages, 1 other conversation without messages, "
+    )
     assert "unknown role 'robot' (1)" in result.stderr
     assert read_thread_texts("broken")[:2] == [
         "human: I am allergic to nuts",
@@ -219,8 +221,8 @@ def test_import_without_readable_message_exits_with_1(tmp_path: Path) -> None:
 
     assert result.exit_code == json_result.exit_code == 1
     assert result.stdout == (
-        "0 conversations: 1 more without messages, 2 more of which no message could be read, "
-        "0 memories\n"
+        "0 conversations: 1 other conversation without messages, "
+        "2 other conversations without readable messages, 0 memories\n"
     )
     assert "left out: thoughts (1)" in result.stderr
     assert "unknown role 'robot' (1)" in result.stderr
@@ -428,7 +430,7 @@ def test_import_of_langgraph_database_keeps_checkpoints(tmp_path: Path) -> None:
 
     assert (first["conversations"], first["checkpoints"], first["memories"]) == (2, 6, 1)
     assert (again["checkpoints"], again["memories"], again["unchanged"]) == (0, 0, 2)
-    assert run("import", str(old)) == "2 conversations: 2 unchanged, 0 memories\n"
+    assert run("import", str(old)) == "2 conversations: 2 unchanged conversations, 0 memories\n"
     assert [entry["conversation"] for entry in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
     assert read_memory_texts() == ["user: I like figs"]
@@ -488,7 +490,8 @@ def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:
 
     assert import_result.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
     assert (
-        "'perdure worker' makes no memories of conversations without a user" in import_result.stderr
+        "'perdure worker' extracts no memories from conversations without a user"
+        in import_result.stderr
     )
     assert "threads without user_id (number of threads: 1);" in worker_result.stderr
     assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
@@ -570,7 +573,7 @@ def test_repeated_import_extracts_memories_once(tmp_path: Path) -> None:
 
     assert without == later == "1 conversation: 4 new messages\n"
     assert before == ([], [])
-    assert after[0] == "1 conversation: 1 unchanged, 4 memories\n"
+    assert after[0] == "1 conversation: 1 unchanged conversation, 4 memories\n"
     assert (item.provenance.thread_id, item.provenance.actor) == ("old/trip", "user")
     assert item.provenance.at.timestamp() == START + 20
 

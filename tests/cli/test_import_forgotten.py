@@ -56,7 +56,7 @@ def test_import_does_not_restore_forgotten_memory(
     listed = run_json("import", str(write_jsonl(tmp_path / "l.jsonl", [{"messages": line}])))
 
     assert [report["forgotten"] for report in (same, copied, listed)] == [0, 1, 1]
-    assert "1 memory forgotten before" in other.stdout
+    assert "1 memory forgotten earlier and not stored again" in other.stdout
     assert "not remembered again" in other.stderr
     assert NUTS not in read_memory_texts()
 

@@ -110,7 +110,7 @@ def test_dsn_with_other_scheme_is_refused_without_showing_the_password(db: str) 
     ids=str,
 )
 def test_postgres_store_refuses_invalid_option_by_name(invalid_option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=rf"'?{next(iter(invalid_option))}'? is "):
+    with pytest.raises(ConfigurationError, match=rf"'{next(iter(invalid_option))}' is "):
         PostgresStore("postgresql://localhost/x", **invalid_option)
 
 

@@ -93,9 +93,28 @@ def test_imported_archive_equals_threads_and_items_of_person(
     assert profile.nickname == make_marker("ann", "profile")
     assert f"likes {make_marker('ann', 'correction')}" in texts
     assert (runs, crons, owners) == ([], [], {"ann"})
-    assert "3 recorded runs and crons, which are not run" in output
+    assert "3 records of runs and crons, which are not executed" in output
     assert "2 conversations (2 of ann): 2 unchanged" in second_output
     assert "new" not in second_output
+
+
+def test_archived_thread_without_user_is_not_reported_for_extraction(
+    two_people: People, backend: str, tmp_path: Path
+) -> None:
+    """No memories are extracted from an archive, so the report does not recommend an extraction."""
+    archive = tmp_path / "ann.jsonl"
+    lines = [*people.export("ann", two_people.saver, two_people.store)]
+    for line in lines:
+        if "messages" in line:
+            line.pop("user_id", None)
+            line.pop("owner", None)
+    archive.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with empty_database(backend, tmp_path, "copy") as db:
+        result = invoke("import", str(archive), "--db", db)
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("2 conversations: ")
+    assert "without a user" not in result.stderr
 
 
 def test_archive_has_everything_of_one_person_and_nothing_of_others(two_people: People) -> None:

@@ -31,7 +31,7 @@ class ConversationsReport:
     # import has completed.
     updated: int = 0
     # Number of messages that an earlier import skipped or stored only partially, and that could not
-    # be completed because the thread has changed since.
+    # be completed because the thread's state has changed since.
     outdated: int = 0
     # Number of conversations, or threads of a database, to which this import added nothing.
     unchanged: int = 0
@@ -72,14 +72,17 @@ class ConversationsReport:
             self.checkpoints and format_count(self.checkpoints, "new checkpoint"),
             self.items and format_count(self.items, "new item"),
             self.refused and f"{format_count(len(self.refused), 'item')} refused",
-            self.unchanged and f"{self.unchanged:,} unchanged",
-            self.empty and f"{self.empty:,} more without messages",
-            self.unread and f"{self.unread:,} more of which no message could be read",
+            self.unchanged and format_count(self.unchanged, "unchanged conversation"),
+            self.empty and f"{format_count(self.empty, 'other conversation')} without messages",
+            self.unread
+            and f"{format_count(self.unread, 'other conversation')} without readable messages",
             self.memories is not None and self._format_memory_count(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
             self.forgotten
-            and f"{format_count(self.forgotten, 'memory', 'memories')} forgotten before",
-            self.records and f"{self.records:,} recorded runs and crons, which are not run",
+            and f"{format_count(self.forgotten, 'memory', 'memories')} forgotten earlier and not "
+            "stored again",
+            self.records
+            and f"{format_count(self.records, 'record')} of runs and crons, which are not executed",
         ]
         counts = ", ".join(str(part) for part in parts if part)
         owners = f" ({_format_counts_by_user(self.users)})" if self._names_others else ""
@@ -117,7 +120,7 @@ class ConversationsReport:
     def print_notes_about_unimported_content(self) -> None:
         """Print notes to stderr about content that was not imported, grouped by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
-        for heading, kinds in (("left out", self.left_out), ("not as expected", problems)):
+        for heading, kinds in (("left out", self.left_out), ("problems", problems)):
             if kinds:
                 listed_kinds = ", ".join(
                     f"{kind} ({count})" for kind, count in kinds.most_common(20)
@@ -150,8 +153,8 @@ class ConversationsReport:
             )
         if self.users[""]:
             print_note(
-                "'perdure worker' makes no memories of conversations without a user; import them "
-                "without --later to make these memories yours"
+                "'perdure worker' extracts no memories from conversations without a user; to "
+                "extract them as your own memories, import the conversations without --later"
             )
         self._print_memory_notes()
 

@@ -188,7 +188,8 @@ class ImportWriter:
         # Extract no memories from an archived thread, because the archive already contains its
         # memories.
         if talk.is_archived:
-            self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
+            if user := talk.metadata.get("user_id") or talk.metadata.get("owner"):
+                self._report.users[user] += 1
         else:
             self._extract_memories_of_thread(thread_id)
         self._report.conversations += 1
