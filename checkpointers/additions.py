@@ -71,7 +71,8 @@ class Additions:
         item_times: The storage times that differ from `stored_at`, by channel and item content.
 
     Attributes:
-        positions_by_item: The positions of the new items, by channel and content.
+        positions_by_item: The positions of the appended items, by channel and content. Also the
+            positions of stored items that can be reused, if the caller has registered them.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.
@@ -166,7 +167,7 @@ class Additions:
             transcript = _join_transcript_and_new_value_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # The value consists of the parent's whole transcript followed by new items, so it is also
+        # If the value consists of the parent's whole transcript followed by new items, it is also
         # the new transcript.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
@@ -215,8 +216,8 @@ class Additions:
         new_ranges = join_adjacent_ranges(
             (change_position, change_position + 1) for change_position in transcript_positions
         )
-        # The transcript already contains the items of the channel's value at the parent checkpoint,
-        # possibly in a different encoding.
+        # Do not add items of the parent's value. The transcript already contains their messages,
+        # but possibly in an earlier encoding, which is another item.
         if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -242,7 +243,10 @@ class Additions:
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Replace the value of a pending write with a log reference if a log contains its items.
+        """Replace the value of a pending write with a log reference if possible.
+
+        The value is replaced if each of its elements is a log range or an item in
+        `positions_by_item`. Otherwise, the write is returned unchanged.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -256,6 +260,8 @@ class Additions:
             position = self.positions_by_item.get((channel, ref))
             return write if position is None else [index, channel, [ITEM, log_ranges[0], position]]
         ranges = []
+        # For a reference of another kind, the element `b""`, which is no item, ends the loop with
+        # the unchanged write.
         for element in ref[1] if ref[0] in LOG_KIND_BY_INLINE_KIND else [b""]:
             if not isinstance(element, bytes):
                 ranges.append((element[1], element[1] + element[2]))
@@ -301,10 +307,14 @@ class Additions:
             ranges.append(part)
         return join_adjacent_ranges(ranges)
 
-    def _add_row(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
+    def _add_row(self, log: ChannelLog, position: int, content_hash: int, data: bytes) -> None:
+        """Encrypt an item or an alias, and add its row to the rows to insert.
+
+        The content hash of an alias is 0.
+        """
         body = self.seal.seal(data, build_item_associated_data(self.thread_id, log.name, position))
         stored_at = self.item_times.get((log.name, data), self.stored_at)
-        self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
+        self._rows.append((build_row_key(log.key, position), content_hash, stored_at, body))
 
     def _merge_short_ranges_if_too_many(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """Reduce the number of log ranges to the allowed maximum, keeping the items they refer to.
@@ -358,16 +368,16 @@ class PlannedTransaction:
         statements: The statements. The first one fails if the thread has changed since the plan.
         additions: The items that are appended to the logs.
         snapshot: The new checkpoint, or None.
-        head: The head of the namespace after the checkpoint was stored, which may be another
-        checkpoint.
+        head: The head of the namespace after the checkpoint was stored. It may be a checkpoint
+            other than `snapshot`. None if the transaction stores the writes of a task.
         reveals_overlap: Whether the stored checkpoint reveals that two runs of the thread overlap.
-        written_row: For writes of a task: the namespace and the id of the checkpoint, the task id,
-            and the row.
-        is_thread_read: Whether the transaction has read `thread`, which then replaces the cached
-            thread.
+        written_row: The row that the transaction stores for the writes of a task, after the
+            namespace and the id of the checkpoint, and the task id. None for a checkpoint.
+        is_thread_read: Whether `thread` was built from the database in this transaction. It then
+            replaces the cached thread.
         replaces_checkpoint: Whether the content of a stored checkpoint has changed. The thread is
             then dropped from the cache.
-        remaining_keys: Keys that the transaction has reserved and not used.
+        remaining_keys: The row keys that the transaction has reserved and not used.
     """
 
     cache: Cache
@@ -387,14 +397,19 @@ class PlannedTransaction:
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record in the `Head` object whether the new head has pending writes.
 
-        `rows` are the rows returned by the first statement of the transaction. The last column of
-        the first row is true if the new head has pending writes.
+        If the new head has no pending writes, this fact is cached. If it has some, they must be
+        read from the database. `rows` are the rows returned by the first statement of the
+        transaction. The last column of the first row is true if the new head has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
 
     def update_cache_after_commit(self) -> None:
-        """Update the cache after the commit."""
+        """Record in the cache what the committed transaction has stored.
+
+        Also log a warning if the transaction was the first to reveal that runs of the thread
+        overlap.
+        """
         cache = self.cache
         if self.additions is not None:
             self.additions.cache_committed_items()
@@ -447,10 +462,10 @@ def _join_transcript_and_new_value_ranges(
     """Return a transcript's log ranges, extended with the new items of a channel's value.
 
     Args:
-        log: The log.
+        log: The log, whose aliases in the other arguments are cached.
         transcript_ranges: The ranges of the transcript of the parent.
-        new_value_ranges: The ranges of the value, without the part at its beginning that the value
-            of the parent has as well.
+        new_value_ranges: The ranges of the value's items that may be missing from the parent's
+            transcript. Items that the transcript contains are skipped.
         first_appended_position: The log position of the first item that this transaction appends.
     """
     if any(start < first_appended_position or start >= ALIASES for start, _ in new_value_ranges):
@@ -479,8 +494,8 @@ def cache_pending_writes(
 ) -> None:
     """Cache the pending writes of a task if the next checkpoint may need them.
 
-    A pending write is cached if its value is a message, a list or a dict, because the next
-    checkpoint may store the items of such a value in a log.
+    The writes are cached if the value of at least one of them is a message, a list or a dict,
+    because the next checkpoint may store the items of such a value in a log.
     """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
@@ -493,6 +508,6 @@ def cache_pending_writes(
 
 
 def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether a pending write's value is of a type whose items can be stored in a log."""
+    """Return whether a log may store the value of a pending write, or the elements of the value."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

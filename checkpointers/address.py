@@ -14,23 +14,26 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import ConfigurationError, InvalidConfig
 
 REMOVALS_KEY: Final = "__perdure_removals"
-"""The key in `configurable` under which a config holds the number of the newest removal record.
+"""The key in `configurable` for the number of the thread's newest removal when a run loaded it.
 
-See `removal_records`. langgraph does not copy keys that begin with two underscores to the metadata
-of a checkpoint.
+`get_tuple` stores the number in the config that it returns; see `removal_records`. langgraph does
+not copy keys that begin with two underscores to the metadata of a checkpoint.
 """
 WITHOUT_MEMORY_KEY: Final = "__perdure_without_memory"
 """The key in `configurable` that, with the value True, marks a run which neither recalls nor
 remembers anything of a user.
 
-The server sets it for a message that somebody else sends on a person's thread. The `user_id` of the
-run is `""` then, and the metadata of its checkpoints keeps the person.
+The server sets the key, for example, if a user who may not act for the person of a thread sends a
+message to the thread. The `user_id` in the run's `configurable` is `""` then. The metadata of the
+run's checkpoints still contains the person's id.
 """
 TEAMS_KEY: Final = "__perdure_teams"
 """The key in `configurable` under which the server lists the teams whose memory a run may use.
 
-Without this key, `team` and `teams` in the context or the `configurable` of a run decide.
+Without this key, a run may use the teams named by `team` and `teams` in its context or its
+`configurable`.
 """
+# The types accepted as a config. `dict` comes first, because checking for it is faster.
 _MAPPING: Final = (dict, Mapping)
 
 
@@ -49,8 +52,8 @@ class Address(NamedTuple):
 
         Args:
             checkpoint_id: The id of the checkpoint.
-            removal_number: The number of the newest removal record whose messages are missing from
-                the state of the checkpoint, or 0.
+            removal_number: The number of the thread's newest removal when the checkpoint was read,
+                or 0 if nothing was removed. It is stored under `REMOVALS_KEY`.
         """
         configurable: dict[str, Any] = {
             "thread_id": self.thread_id,
@@ -66,7 +69,8 @@ def parse_address(config: RunnableConfig) -> Address:
     """Return the address in a config.
 
     Raises:
-        InvalidConfig: See `build_address`.
+        InvalidConfig: The config has no `configurable`, or the address in it is not valid; see
+            `build_address`.
     """
     configurable = config.get("configurable") if isinstance(config, _MAPPING) else None
     if not isinstance(configurable, _MAPPING):
@@ -90,6 +94,7 @@ def parse_address(config: RunnableConfig) -> Address:
         and checkpoint_ns.isascii()
         and (checkpoint_id is None or checkpoint_id.isascii())
     )
+    # ASCII text needs no further checks, so skip them to save time.
     return (
         Address(thread_id, checkpoint_ns, checkpoint_id or None)
         if is_ascii
@@ -103,7 +108,8 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
     A `checkpoint_id` of None or `""` refers to the head.
 
     Raises:
-        InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
+        InvalidConfig: `thread_id` is missing or empty, or one of the three is of a wrong type or
+            contains a lone surrogate.
     """
     return Address(
         check_thread_id(thread_id),
@@ -126,10 +132,10 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values stored under the given names in the run's `context`.
+    """Return the values stored under the given names in the `context` of the config's run.
 
-    The run's context is taken from `config`. The context of a run is a dict or an object with
-    attributes. Names that are missing from the context, or whose value is None, are omitted.
+    The context may be a mapping or an object with attributes. Names that are missing from the
+    context, or whose value is None, are omitted.
     """
     context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)
@@ -161,7 +167,7 @@ def check_thread_ids(thread_ids: object) -> list[str]:
 
 
 def check_storable_texts(argument_name: str, values: object) -> list[str]:
-    """Check that a value is an iterable of strings, and return the strings as a list.
+    """Check that a value is an iterable of texts that a database can store, and return a list.
 
     Error messages contain `argument_name`.
     """
@@ -174,7 +180,8 @@ def check_storable_texts(argument_name: str, values: object) -> list[str]:
 def _check_list_items(argument_name: str, values: object, item_type: type = object) -> list[Any]:
     """Check that a value is an iterable of items of type `item_type`, and return a list.
 
-    InvalidConfig is raised if `values` is a single str or bytes object.
+    Raises:
+        InvalidConfig: The value is not such an iterable, or is a single str or bytes object.
     """
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)

@@ -1,8 +1,11 @@
 """Store the server's assistants, with their versions, in the checkpointer's database.
 
-Clients supply the content of each version of an assistant. An assistant's content is encrypted if
-the database has an encryption key. A stored version of an assistant never changes. Updating an
-assistant adds a new version.
+Clients supply the content of each version of an assistant. The content is encrypted if the database
+has an encryption key. The content of a stored version never changes. Updating an assistant adds a
+version with the next higher number.
+
+The *latest* version of an assistant is the one that is in use, as in LangGraph's API. It is the
+version that was added last, unless a client has chosen an earlier one.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ class AssistantRow(NamedTuple):
     """A version of an assistant.
 
     Attributes:
-        created_at: The time at which the version was created, in seconds since 1970. In the latest
-            version, the time at which the assistant was created.
+        created_at: The time at which the version was created, in seconds since 1970. In a row that
+            `list_versions` did not return, the time at which the assistant was created.
         latest_since: The time at which the version became the latest one, in seconds since 1970, or
             None if it is not the latest version.
         content: The fields that a client supplied, such as graph, config and metadata.
@@ -53,7 +56,7 @@ class AssistantTable(ServerTable):
         return await self._read_versions("latest_versions")
 
     async def list_versions(self, assistant_id: str) -> list[AssistantRow]:
-        """Return all versions of an assistant, newest first."""
+        """Return all versions of an assistant, highest version number first."""
         return await self._read_versions("versions_of", assistant_id)
 
     async def create(self, assistant_id: str, content: Mapping[str, Any]) -> bool:
@@ -78,9 +81,9 @@ class AssistantTable(ServerTable):
 
         Args:
             assistant_id: The assistant.
-            build_content: A function that returns the content of the new version, given the version
-                that is the latest in the transaction. If the function raises an exception, nothing
-                is stored.
+            build_content: A function that receives the latest version, as the transaction reads
+                it, and returns the content of the new version. If the function raises an
+                exception, nothing is stored.
 
         Returns:
             The new version, or None if the assistant does not exist.
@@ -90,6 +93,8 @@ class AssistantTable(ServerTable):
             rows = yield self._sql("latest_version", assistant_id)
             if not rows:
                 return None
+            # The last column is the highest version number, which may be higher than the number of
+            # the latest version.
             previous, version, now = self._decrypt_row(rows[0]), rows[0][-1] + 1, time.time()
             content = build_content(previous)
             yield LastRequest(self._build_version_insert(assistant_id, version, content, now))
@@ -98,7 +103,7 @@ class AssistantTable(ServerTable):
         return await self._database.awrite(flow, exclusive_names=(assistant_id,))
 
     async def set_latest_version(self, assistant_id: str, version: int) -> None:
-        """Make an existing version of an assistant the latest one."""
+        """Make a version of an assistant the latest one. The version must exist."""
         latest = self._sql("set_latest", version, time.time(), assistant_id)
         await self._execute_statements_in_transaction([latest], (assistant_id,))
 

@@ -2,11 +2,13 @@
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
 stays valid when other processes write to the database. A cached item becomes stale only when items
-are deleted from its thread. Each deletion from a thread increments the thread's `generation`, and
-every read compares the cached `generation` with the stored one. The write plan for a new checkpoint
-is built from a cached head. The plan is committed only if the thread's version token in the
-database still equals the one that was cached with the head. Every transaction that changes a thread
-also changes its version token.
+are deleted from its thread. Each deletion from a thread increments the thread's `generation`. A
+read uses cached items only if the cached `generation` equals the stored one, or if nobody else has
+written to the database since this process stored the head.
+
+The write plan for a new checkpoint is built from a cached head. The plan is committed only if the
+thread's version token in the database still equals the one that was cached with the head. Every
+transaction that changes the checkpoints of a thread also changes its version token.
 """
 
 from __future__ import annotations
@@ -23,23 +25,24 @@ from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positio
 from perdure.storage.database import WriteCounts
 from perdure.storage.flow import Row
 
-# Number of requests after which the cache recomputes its total size.
-_WEIGH_EVERY: Final = 64
+# Number of requests after which the cache recomputes its total size, and evicts threads if it is
+# too large.
+_REQUESTS_BETWEEN_EVICTIONS: Final = 64
 # Estimated size in bytes of a cached thread, excluding the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
 # Maximum number of heads cached per thread. It is also the maximum number of checkpoints per thread
 # whose pending writes are cached.
-_RECENT: Final = 16
+_MAX_RECENT_ENTRIES: Final = 16
 # Maximum number of conversation threads that the cache remembers as having overlapping runs. For a
 # remembered thread, an overlap is not logged again.
 _MAX_OVERLAPPED: Final = 1024
-# Bit mask that extracts the checkpoint's sequence number from its row key.
+# Bit mask that extracts a checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
-# Estimated memory overhead of a cached item in bytes, excluding its content.
+# Estimated memory overhead of a cached item, in bytes, in addition to its content.
 _ITEM_OVERHEAD: Final = 300
 
 UNREAD_STEP: Final = -1 << 31
-"""The value of `Snapshot.step` before the step was read from the metadata."""
+"""The value of `Snapshot.step` until the step is read from the metadata."""
 Write = list[Any]
 """One write of a task as it is stored: `[index, channel, reference]`."""
 PendingTask = tuple[str, list[Write], bytes]
@@ -50,10 +53,10 @@ class Title(NamedTuple):
     """The title of a thread in lists.
 
     Attributes:
-        text: The title from the metadata, or else the first message of a human, cut to 80
+        text: The title from the metadata, or else the first message of a human. It is cut to 80
             characters.
-        message_id: The id of this message, which may be `""`. None if the title is from the
-            metadata.
+        message_id: The id of the message from which the title is taken, or `""` if the message has
+            no id. None if the title is from the metadata.
     """
 
     text: str
@@ -66,6 +69,8 @@ NO_TITLE: Final = Title("", None)
 
 class ChannelLog:
     """The cached part of a channel's log.
+
+    An alias is a log entry that refers to an earlier item.
 
     Attributes:
         items: The cached items by position, without aliases.
@@ -95,7 +100,8 @@ class ChannelLog:
         self._index: dict[bytes, int] = {}
         self._indexed = 0
         # Copy the index before the items, so that the copied index never refers to an item that
-        # another OS thread adds between the two copies.
+        # another OS thread adds between the two copies. Do not copy an index that contains planned
+        # items, because their positions are not stored yet.
         if cached is not None and not cached.planned_count:
             self._indexed, self._index = cached._indexed, cached._index.copy()
         self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
@@ -142,8 +148,7 @@ class ChannelLog:
     def has_no_repeated_items(self, ranges: Ranges) -> bool:
         """Return whether log ranges contain each item at most once, after resolving aliases.
 
-        All aliases in `ranges` must be cached. An alias is a log entry that refers to an
-        earlier item.
+        All aliases in `ranges` must be cached.
         """
         originals: set[int] = set()
         for start, stop in ranges:
@@ -196,9 +201,9 @@ class ChannelLog:
         return position
 
     def resolve_alias_to_item_position(self, item_or_alias_position: int) -> int:
-        """Resolve an alias to the position of its original item. Return other positions unchanged.
+        """Return the position of the item to which an alias refers.
 
-        An alias is a log entry that refers to an earlier item.
+        The position of an item, and of an alias that is not cached, is returned unchanged.
         """
         return (
             self.origins.get(item_or_alias_position, item_or_alias_position)
@@ -229,7 +234,8 @@ class Snapshot:
             None if they were not read yet.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
         run_started_at: The time at which the run that put it started, in seconds since 1970. None
-            if no run has put it in this database. See `run_starts`.
+            if the time is unknown, for example after a state update or an import; see
+            `run_starts`.
     """
 
     checkpoint_id: str
@@ -275,8 +281,9 @@ class Head:
         snapshot: The checkpoint, or None if the namespace has no checkpoint.
         write_rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes, by
             task id. None if they are not cached.
-        writes_by_others: The counts of writes by others after the head was stored. While the counts
-            remain the same, nobody else has changed the head.
+        writes_by_others: The counts of writes by others, read when this process stored the head.
+            While the counts remain the same, nobody else has changed the head. None if the head
+            was not stored by this process.
         is_uncommitted: Whether the head is planned and not committed yet.
     """
 
@@ -296,24 +303,27 @@ class Thread:
 
     Attributes:
         key: The key of the thread's row, or 0 for a new thread.
-        generation: The number of removals from the thread when the data was read.
+        generation: The generation of the thread when the data was read. The module docstring
+            explains it.
         newest_removal: The number of the newest removal record of the thread, or 0 if it has none.
         version_token: The version token in the thread's row. None if no new checkpoint may be
             planned from the cached heads.
-        last_seq: The sequence number of the newest checkpoint.
+        last_seq: The sequence number of the newest checkpoint, or 0 if the thread has none.
         updated_at: The time of the last activity, in seconds since 1970.
         logs, logs_by_channel: The logs by key and by channel.
         heads: The heads by namespace.
-        last_namespace: The last namespace that was read, and the key of its row; 0 if none was.
-        pending_writes: The writes of tasks until the next checkpoint is put, by namespace and id of
-            the checkpoint, and by task id.
+        last_namespace: The namespace of the checkpoint that was read last, and the key of its row.
+            The key is 0 if no checkpoint was read.
+        pending_writes: The pending writes of recent checkpoints, by namespace and id of the
+            checkpoint, and by task id. They are dropped when the next checkpoint is put.
         size_bytes: The estimated memory of the cached data.
-        title: The title in lists.
+        title: The title in lists. None if no title was determined yet; see `NO_TITLE`.
         listed_metadata: The part of the head's metadata that lists show, decoded and encoded.
         newest_checkpoint: The row key and the id of the newest checkpoint that was put or read. If
             the database does not have it, a crash or a restore has undone commits, and none of the
             cached data is valid.
-        lock: Held while a write is planned, because the plan changes all of these attributes.
+        lock: Held while the put of a checkpoint is planned from the cache, because the plan
+            changes most of these attributes.
     """
 
     __slots__ = (
@@ -341,7 +351,7 @@ class Thread:
         self.lock = threading.Lock()
 
     def record_checkpoint_if_newest(self, snapshot: Snapshot) -> None:
-        """Record a checkpoint as the latest stored one, unless a later one is already recorded."""
+        """Record a checkpoint as the newest one, unless a newer one is already recorded."""
         if (
             self.newest_checkpoint is None
             or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
@@ -351,10 +361,10 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the cached log with the key `log_key`, or add the log to the cache.
+        """Return the thread's cached log with the key `log_key`, or add it to the thread.
 
-        If `cached_thread` contains the log, the items cached there are copied to the newly added
-        log.
+        `cached_thread` is an older cached copy of this thread. If it contains the log, the items
+        cached there are copied to the newly added log.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -372,14 +382,13 @@ class Thread:
     def get_committed_heads_by_namespace_unless_stale(
         self, expected_version_token: int
     ) -> dict[str, Head]:
-        """Return the committed head of each namespace, or an empty dict if heads may be stale.
+        """Return the cached, committed heads by namespace, or an empty dict if they may be stale.
 
         The cached heads may be stale if the conversation thread's cached version token differs from
         `expected_version_token`. An empty dict is also returned while another OS thread is planning
-        a write to this conversation thread. The returned heads have no pending writes, because
-        callers use the heads only as parents of new checkpoints.
+        a put of a checkpoint to this conversation thread. The returned heads have no pending
+        writes, because callers use the heads only as parents of new checkpoints.
         """
-        # If the lock is held, another OS thread is planning a write to this conversation thread.
         if not self.lock.acquire(blocking=False):
             return {}
         try:
@@ -407,12 +416,15 @@ class Thread:
 
 
 def add_entry_and_evict_oldest(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an entry to a size-limited dict, and evict the oldest entries beyond the limit."""
+    """Add an entry to a dict as its newest, and evict the oldest ones beyond the limit.
+
+    The limit is `_MAX_RECENT_ENTRIES`.
+    """
     recent_entries.pop(key, None)
     recent_entries[key] = value
-    if len(recent_entries) > _RECENT:
+    if len(recent_entries) > _MAX_RECENT_ENTRIES:
         # Iterate over a copy of the keys, because another OS thread may change the dict.
-        for oldest in [*recent_entries][:-_RECENT]:
+        for oldest in [*recent_entries][:-_MAX_RECENT_ENTRIES]:
             recent_entries.pop(oldest, None)
 
 
@@ -446,6 +458,8 @@ class KeyBlock:
 
     def replace_reserved_row_keys(self, new_row_keys: list[int]) -> None:
         """Store newly reserved keys, unless keys from a later reservation are already stored."""
+        # The lists are in descending order, and a later reservation returns higher keys, so
+        # comparing the lists tells which reservation was later.
         with self._lock:
             if new_row_keys > self._left:
                 self._left = new_row_keys
@@ -497,7 +511,7 @@ class Cache:
             self._mark_used_while_locked(thread_id)
 
     def record_run_overlap_and_check_if_first_of_thread(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether it is the first such record."""
+        """Record that runs of a thread overlap, and return whether this was not recorded before."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None
@@ -506,7 +520,7 @@ class Cache:
         return is_first
 
     def mark_thread_used(self, thread_id: str) -> None:
-        """Mark a thread as recently used, if it is cached."""
+        """Mark a thread as the most recently used one, if it is cached."""
         with self._lock:
             if thread_id in self._threads:
                 self._mark_used_while_locked(thread_id)
@@ -514,10 +528,14 @@ class Cache:
     def _mark_used_while_locked(self, thread_id: str) -> None:
         self._threads.move_to_end(thread_id)
         self._request_count += 1
-        if self._request_count % _WEIGH_EVERY == 0:
+        if self._request_count % _REQUESTS_BETWEEN_EVICTIONS == 0:
             self._evict_threads()
 
     def _evict_threads(self) -> None:
+        """Evict the least recently used threads until the memory limit is met.
+
+        The most recently used thread is kept in any case.
+        """
         total = sum(thread.size_bytes for thread in self._threads.values())
         while total > self._limit and len(self._threads) > 1:
             total -= self._threads.popitem(last=False)[1].size_bytes
