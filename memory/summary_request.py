@@ -36,27 +36,29 @@ language of the conversation, at most {max_words} words. Answer with the summary
 # Maximum number of words in a summary.
 WORDS: Final = 400
 
-# Minimum number of tokens that the prompt must leave for the conversation in each request.
+# Minimum number of tokens that the prompt must leave for the conversation in each request. If the
+# model cannot process a request that is as short as this, no further request is sent.
 _MIN_ROOM: Final = 100
 # Number of tokens reserved in each request for delimiters and for the final instruction to write
 # the summary.
 _FRAME: Final = 60
 # Estimated maximum number of tokens per word.
 _TOKENS_PER_WORD: Final = 2
-# Maximum number of tokens in a summary. Longer summaries are rejected.
+# Maximum number of tokens in a summary. Longer summaries are rejected. The maximum is twice the
+# estimate for `WORDS` words, because models often exceed the requested number of words slightly.
 _MAX_TOKENS: Final = 4 * WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """Asks a model for summaries.
+    """The model, the prompt and the size limit with which summaries are requested.
 
     Attributes:
-        call: The model and the limits of a call.
-        prompt: The instructions to the model.
+        call: The model, and the timeout and retry settings of a call.
+        prompt: The instructions to the model, which come before the conversation in each request.
         count_tokens: The function that returns the number of tokens of a text.
         max_input: The maximum number of tokens of a request.
-        note: An instruction that follows the conversation in the request, or "".
+        note: An additional instruction, which comes after the conversation, or "".
 
     Raises:
         ConfigurationError: The prompt leaves too few tokens for the conversation.
@@ -79,8 +81,8 @@ class SummaryRequest:
     def _max_conversation_tokens(self) -> int:
         """The number of tokens available in a request for the messages and the previous summary.
 
-        The rest of the request is reserved for the prompt, the additional instruction in `note`,
-        and the delimiters.
+        The rest of the request is reserved for the prompt, for the instruction in `note`, and for
+        the delimiters and the final instruction (`_FRAME`).
         """
         return (
             self.max_input
@@ -92,10 +94,17 @@ class SummaryRequest:
     async def write_summary(self, previous: str, texts: list[str]) -> str:
         """Return a summary that combines the previous summary with the messages in `texts`.
 
-        `previous` is "" if no previous summary exists.
+        If the messages do not fit into one request, they are summarised in several requests. Each
+        request contains the summary that the previous request returned. `previous` is "" if no
+        previous summary exists.
+
+        Raises:
+            SummaryFailed: A request failed, or no request can be short enough for the model.
         """
         room = self._max_conversation_tokens
         while texts:
+            # A previous summary that takes more than half of the available tokens is itself
+            # summarised, as the first of the texts.
             if self._count_tokens_with_line_break(previous) > room // 2:
                 texts, previous = [escape_delimiters(previous), *texts], ""
             part, rest = self._split_fitting_and_remaining_texts(
@@ -106,9 +115,9 @@ class SummaryRequest:
                 texts = rest
             except errors.ModelFailed as exc:
                 # A request may be too long for the model although it has at most `max_input`
-                # tokens. The reason is that the provider counts more tokens than `count_tokens`, or
-                # that the model's context window is smaller than the model's profile says. After
-                # such a failure, the next request is made shorter.
+                # tokens. This happens if the provider counts more tokens than `count_tokens`, or if
+                # the model's context window is smaller than the model's profile says. In this case,
+                # the next request has at most half as many tokens. Other failures are raised.
                 room = (
                     min(
                         room,
@@ -129,12 +138,12 @@ class SummaryRequest:
     async def _request_summary(
         self, previous_summary: str, texts: Sequence[str], next_request_tokens: int | None
     ) -> str:
-        """Send one request to the model, and return the summary.
+        """Ask the model for a summary of the previous summary and of `texts`, and return it.
 
-        If a long conversation is summarised in several requests, `next_request_tokens` is the
-        number of tokens available in the next request for the returned summary and further
-        messages. The returned summary must use at most half of `next_request_tokens`.
-        `next_request_tokens` is None for the last request.
+        If the model's answer cannot be used, the request is repeated. `next_request_tokens` is the
+        number of tokens that the next request has for the returned summary and for further
+        messages, or None if no request follows. The returned summary uses at most half of these
+        tokens.
         """
         words = (
             WORDS
@@ -154,7 +163,7 @@ class SummaryRequest:
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
         system = SystemMessage(self.prompt.replace("{max_words}", str(words)))
 
-        def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
+        def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             again = f", in {words // 2} words at most ({refused.fault})" if refused else ""
             parts = [summary, conversation, self.note, f"Write the summary now{again}."]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
@@ -162,8 +171,9 @@ class SummaryRequest:
         def check_answer(answer: Any) -> str:
             """Return the summary in an answer.
 
-            InvalidPatch is raised if the model's response has no text or exceeds `max_tokens`
-            tokens.
+            Raises:
+                InvalidPatch: The call failed, or the answer is incomplete, has no text or has more
+                    than `max_tokens` tokens.
             """
             fault = find_reason_for_unusable_answer(answer)
             length = 0 if fault else self.count_tokens(read_answer_text(answer))

@@ -38,8 +38,8 @@ def add_summary_to_system_message(model_input: ModelInput, summary: Summary | No
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # Remove the digests. They are needed only in a graph's state, where they identify messages that
-    # have already been summarised.
+    # Remove the digests. They are needed only in a graph's state, where they show whether a message
+    # was edited after it was summarised.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -50,10 +50,11 @@ def add_summary_to_system_message(model_input: ModelInput, summary: Summary | No
 
 
 def separate_summary_from_messages(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
-    """Remove the summary that `add_summary_to_system_message` added from a list of messages.
+    """Remove what perdure added to the messages of an earlier request.
 
-    Return the removed summary, and the messages without it. The summary is None if no message
-    contains one.
+    This is the summary that `add_summary_to_system_message` added, and the human messages that are
+    marked with `REQUEST_ONLY`. Return the removed summary, or None if there was none, and the
+    remaining messages.
     """
     summary, rest = None, []
     for message in messages:

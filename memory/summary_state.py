@@ -23,10 +23,11 @@ from perdure.memory.usage import read_reported_total_tokens
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
 """The names of two channels of the state: the summary, and the ids of the summarised messages."""
-# Maximum number of messages for which a summary stores content hashes. If the summary covers more
-# messages, only the newest have hashes.
+# Maximum number of messages for which a summary stores digests. If the summary covers more
+# messages, only the newest of them have digests.
 _MAX_DIGESTS: Final = 256
-# Length, in bytes, of the hashes of message ids and message contents.
+# Length, in bytes, of each of the two hashes in a digest: the hash of the message's id and the hash
+# of its content.
 _DIGEST_BYTES: Final = 4
 _EXPECTED: Final = "a summary that summarize() has written, or text"
 
@@ -38,8 +39,12 @@ class Summary(TypedDict):
         text: The text of the summary.
         last: The id of the last summarised message, or None if the message has no id.
         count: The number of summarised messages.
-        digests: Hashes of the newest summarised messages, oldest first.
-        answered: The id of the newest answer to a request that did not contain this summary.
+        digests: The digests of the newest summarised messages, oldest first. A digest is the hash
+            of the message's id, followed by the hash of its content, in hexadecimal. Messages
+            without an id and shortened messages have no digest.
+        answered: The id of the newest answer that the thread had when the summary was written, or
+            "" if that answer has no id. Up to this answer, the reported token usage belongs to
+            requests without this summary. The field is missing if no answer reported its usage.
     """
 
     text: str
@@ -57,8 +62,9 @@ def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
     Usually, `new_summary` replaces `current_summary`.
 
     Parallel subgraphs that share the `summary` channel can return two summaries in the same
-    superstep. If one of the two summaries extends the other, the longer summary is returned. If
-    each summary covers messages that the other does not cover, their texts are joined.
+    superstep. If one of the two summaries covers the newest message of the other, the former is
+    returned, because it extends the other. Otherwise, the texts of both are joined. A summary
+    without digests cannot be compared, so that `new_summary` is returned.
     """
     ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:
@@ -121,8 +127,8 @@ def extend_summary(
         messages: The messages that the new summary covers and the previous one did not.
         summarized_ids: The ids of the messages that the previous summary covers.
         all_messages: All present messages. The token usage that they report belongs to requests
-            without the new summary. The summary therefore stores the id of the newest answer among
-            these messages, so that later usage can be distinguished.
+            without the new summary. The summary therefore stores, in `answered`, the id of the
+            newest of these messages that reports its usage.
     """
     again = {message.id for message in messages}.intersection(summarized_ids) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
@@ -141,20 +147,21 @@ def extend_summary(
 class SummarizedMessages:
     """The set of messages that a summary already covers.
 
-    The set supports membership tests such as `message in summarized`.
+    The set supports membership tests such as `message in summarized`. A message that was edited
+    after it was summarised is not in the set.
 
-    A graph removes summarised messages from its own state, but they may still be in the state of a
-    parent graph or a subgraph. A client that resends the whole conversation on every turn adds
-    summarised messages back to the state. A message that was edited after it was summarised is not
-    in the set.
+    The set is needed because summarised messages can still be in a state. A graph removes them from
+    its own state, but they may remain in the state of a parent graph or a subgraph, and a client
+    that resends the whole conversation on every turn adds them back.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        # Maps the hash of each message id to the hashes of that message's contents. The mapping is
-        # built lazily, and is None until it is first used.
-        self._contents: dict[str, set[str]] | None = None
+        # Maps the hash of each message id to the hashes of that message's contents, of which there
+        # are several if the message was summarised again after an edit. The mapping is built
+        # lazily, and is None until it is first used.
+        self._content_digests: dict[str, set[str]] | None = None
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
@@ -204,16 +211,20 @@ class SummarizedMessages:
         return all(message in self or REQUEST_ONLY in message.additional_kwargs for message in unit)
 
     def _is_changed_since_summary(self, message: BaseMessage) -> bool:
-        """Return whether the content of a message has changed since it was summarised."""
-        if self._contents is None:
-            self._contents = {}
+        """Return whether the content of a message has changed since it was summarised.
+
+        A message without a digest counts as unchanged, and so does a message that perdure has
+        shortened.
+        """
+        if self._content_digests is None:
+            self._content_digests = {}
             for digest in _get_digests(self._summary):
                 id_digest, content_digest = digest[: 2 * _DIGEST_BYTES], digest[2 * _DIGEST_BYTES :]
-                self._contents.setdefault(id_digest, set()).add(content_digest)
-        contents = self._contents.get(_hash_id(str(message.id)))
-        if not contents or SHORTENED in message.additional_kwargs:
+                self._content_digests.setdefault(id_digest, set()).add(content_digest)
+        content_digests = self._content_digests.get(_hash_id(str(message.id)))
+        if not content_digests or SHORTENED in message.additional_kwargs:
             return False
-        return _hash_content(message) not in contents
+        return _hash_content(message) not in content_digests
 
 
 def _get_digests(summary: Any) -> Sequence[str]:

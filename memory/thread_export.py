@@ -35,6 +35,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
         thread_id: The id of the thread.
 
     Raises:
+        UnknownThread: The thread does not exist.
         InvalidMessages: The messages of the thread cannot be exported.
     """
     metadata = read_thread_head_or_raise(saver, thread_id).metadata
@@ -65,13 +66,15 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _iter_branch_exports(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield each branch as a dict of its messages and `after`, the number of the preceding message.
+    """Yield, for each branch, a dict with the keys `after` and `messages`.
 
-    Exported messages are numbered from 1 in export order. `after` is 0 if the branch starts at the
-    beginning of the thread.
+    The main branch, which ends at the thread's head, is yielded first with all of its messages.
+    Each other branch is yielded with the messages that no branch before it contains. `after` is the
+    number of the message that precedes them, or 0 if they start at the beginning of the thread.
+    Exported messages are numbered from 1 in export order.
 
-    The main branch is yielded first. If a branch other than the main branch is a prefix of a longer
-    branch, its list of messages is empty, because the longer branch already contains them.
+    If a branch other than the main branch is a prefix of a longer branch, its list of messages is
+    empty, because they are exported with the longer branch.
     """
     messages = {
         position: message
@@ -82,10 +85,10 @@ def _iter_branch_exports(transcript: TranscriptTree) -> Iterator[dict[str, Any]]
         _find_log_positions_of_last_message_versions(lineage, messages)
         for lineage in transcript.lineages
     ]
-    # A lineage is the sequence of the message positions on one branch. All lineages together form a
-    # tree, whose root has the number 0. The dict `nodes` contains the numbers of all nodes except
-    # the root. The key of a node is a pair of the parent node's number and the position of the
-    # node's message.
+    # A lineage is the sequence of the log positions of one branch's messages. All lineages together
+    # form a tree of messages, whose root has the number 0. The dict `nodes` contains the numbers of
+    # all nodes except the root. The key of a node is a pair of the parent node's number and the log
+    # position of the node's message.
     nodes: dict[tuple[int, int], int] = {}
     inner_nodes, last_nodes = set[int](), list[int]()
     for lineage in lineages:
@@ -114,7 +117,8 @@ def _find_log_positions_of_last_message_versions(
 ) -> list[int]:
     """Return the log position of each message's last unshortened version.
 
-    The positions are in the order in which the messages first occur in the lineage.
+    If all versions of a message are shortened, the position of the first version is returned. The
+    positions are in the order in which the messages first occur in the lineage.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:

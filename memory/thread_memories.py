@@ -1,4 +1,4 @@
-"""Erase the memories extracted from threads that have been deleted."""
+"""Erase the memories that were extracted from given threads, such as deleted ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _forget_thread_memories(
 
     The threads' watermarks, which record extraction progress, are erased too. Therefore, if one of
     the threads is imported again, memories are extracted from all of its messages and not only from
-    new ones.
+    new ones. The returned receipt does not count the watermarks.
 
     Args:
         store: A perdure store.
@@ -50,12 +50,12 @@ async def _forget_thread_memories(
     if not ids:
         return receipt
     if not dry_run:
-        of_threads = {"thread_id": {"$in": ids}}
+        thread_filter = {"thread_id": {"$in": ids}}
         for prefix in places:
             await adapter.call(
                 "forget",
                 build_namespace_of_notes_about_memories(WATERMARKS, prefix),
-                filter=of_threads,
+                filter=thread_filter,
             )
     options: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
     for prefix in (

@@ -1,8 +1,9 @@
 """Read a thread's messages, and record how far each extractor has read the thread.
 
-With perdure's checkpointers, the messages include those that were removed from the state. A
-watermark is a note in the store. A thread's watermark lists the ids of the newest messages that an
-extractor has read, so it stays valid if the thread is trimmed, edited or forked.
+With perdure's checkpointers, the messages include those that were removed from the state. How far
+an extractor has read a thread is recorded in a watermark, which is a note in the store. The
+watermark lists the ids of the newest messages that the extractor has read, so it stays valid if the
+thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints to read for each message with an unknown time. More than one is needed
-# because a run writes several checkpoints per message.
+# Number of checkpoints to list for each message, counted from the oldest message whose time is
+# unknown. More than one is needed because a run writes several checkpoints per message.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`.
@@ -57,18 +58,18 @@ REMEMBER_TURN: Final = "remember_turn"
 """A key in the `response_metadata` of a human message.
 
 With the value False, no message of the turn that the human message begins becomes a memory. The
-server sets this key for a message that was not sent by the person to whom the thread belongs.
+server sets this key for a message that the run's person did not write.
 """
 SEARCHED: Final = "searched"
 """A key in a message's `response_metadata`.
 
-With the value True, the search of threads finds the message even if the message does not become a
-memory, such as a document that a model wrote.
+With the value True, the search of threads finds the message although it does not become a memory.
+An example is a document that a model wrote.
 """
 TURN_EXTRACTOR: Final = "turns"
-"""The name of the extractor whose watermarks use the thread's id as key.
+"""The name of the extractor that stores turns as memories.
 
-See `_build_watermark_key`.
+Only the watermarks of this extractor have the thread's id as their key.
 """
 # Number of most recent messages that `is_thread_read_in_full` checks before it falls back to
 # reading all messages of a thread.
@@ -85,7 +86,7 @@ class ThreadMessage:
     Attributes:
         message: The message.
         id: The id of the message, or a hash of its text if the message has no id.
-        position: The position of the message in the thread, which a watermark assigns.
+        position: The position of the message in the thread, or None until a watermark assigns it.
         at: When the message was written, if that is known.
         turn_is_remembered: Whether memories may be made from the turn that contains the message.
     """
@@ -140,7 +141,7 @@ class ThreadHistory:
     """The messages of a thread up to a checkpoint.
 
     The messages are ordered by their first occurrence in the thread. Each message appears once, in
-    its latest version.
+    the version that `_select_one_version_of_each_message` selects.
     """
 
     thread_id: str
@@ -171,10 +172,10 @@ def build_history_from_state(
         checkpoint_id: The checkpoint of the state.
         messages: The messages.
     """
-    latest = _select_one_version_of_each_message(
+    selected = _select_one_version_of_each_message(
         (message, True) for message in _iter_thread_messages(messages)
     )
-    return ThreadHistory(thread_id, checkpoint_id, latest)
+    return ThreadHistory(thread_id, checkpoint_id, selected)
 
 
 def mark_messages_not_written_by_person_of_run(
@@ -214,9 +215,9 @@ async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, An
     if has_deltas and hasattr(saver, "delta_values"):
         configurable = head.config["configurable"]
         names = ("checkpoint_id", "checkpoint_ns")
-        position = {name: configurable[name] for name in names if name in configurable}
+        options = {name: configurable[name] for name in names if name in configurable}
         delta_values = await call_method(
-            saver, "delta_values", configurable["thread_id"], **position
+            saver, "delta_values", configurable["thread_id"], **options
         )
         values |= {name: value for name, value in delta_values.items() if value is not None}
     return values
@@ -296,7 +297,10 @@ async def is_thread_read_in_full(
 async def _read_history_from_perdure_checkpointer(
     saver: Any, thread_id: str, channel: str, ids_with_known_times: Collection[str]
 ) -> ThreadHistory:
-    """Read all messages of a thread, dating each message by the checkpoint that added it."""
+    """Read all messages of a thread.
+
+    A message without a time of its own gets the time of the checkpoint that added the message.
+    """
     infos = await _list_checkpoints(saver, thread_id, 1)
     # If the newest checkpoint is not the head, list all checkpoints to find the head.
     if not any(info.is_head for info in infos):
@@ -347,17 +351,17 @@ def _select_one_version_of_each_message(
     `versions_with_is_in_state` contains pairs (version, is_in_state), where `is_in_state` says
     whether the current state may contain that version of the message. If the state contains an
     unshortened version of a message, the first such version is selected. If the state contains only
-    shortened versions of a message, the message's last unshortened version is selected, although
-    the state no longer contains it.
+    shortened versions of a message, or none, the message's last unshortened version is selected,
+    although the state no longer contains it. If all versions are shortened, the first is selected.
     """
-    latest: dict[str, ThreadMessage] = {}
+    selected: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
     for message, is_in_state in versions_with_is_in_state:
-        if message.id not in latest or not (message.is_shortened or message.id in settled_ids):
-            latest[message.id] = message
+        if message.id not in selected or not (message.is_shortened or message.id in settled_ids):
+            selected[message.id] = message
         if is_in_state and not message.is_shortened:
             settled_ids.add(message.id)
-    return list(latest.values())
+    return list(selected.values())
 
 
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
@@ -417,20 +421,20 @@ class ReadMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """An extractor's progress in a thread: the next position to read, and any recent failures.
+    """An extractor's progress in a thread: the messages that it has read, and its last failures.
 
     Attributes:
         extractor: The name of the extractor.
         known: The most recent messages that the extractor has read, by position.
         count: The number of all messages that were read.
-        next: The position of the next message.
-        checkpoint_id: The head of the thread when all messages were read. A thread with a different
-            head is due.
+        next: The position that the next new message of the thread gets.
+        checkpoint_id: The head of the thread when all messages had been read, or None if messages
+            remain to be read. A thread with a different head is due.
         version: The version of the note, 0 if there is no note yet, or None if the store keeps no
             versions.
-        attempts: The number of consecutive failures.
+        attempts: The number of consecutive failures while the thread had the head `failed_head`.
         failed_at: The time of the last failure (UTC).
-        failed_head: The head of the thread at that time.
+        failed_head: The head of the thread at the time of the last failure.
         error: The error of the last failure.
         final: Whether a retry would fail again.
     """
@@ -502,13 +506,11 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """Return an updated watermark that records `messages` as read.
-
-        The messages must have positions.
+        """Return an updated watermark that records `messages` as read, and no failures.
 
         Args:
-            messages: The messages.
-            checkpoint_id: The head of the thread if all messages are read now.
+            messages: The messages, which must have positions.
+            checkpoint_id: The head of the thread if all messages are read now, else None.
         """
         read_before = {message.id: message for message in self.known}
         read_now = {
@@ -556,8 +558,8 @@ class Watermark:
         """Build the store operation that writes the watermark.
 
         The watermark is stored as a note, which is an item in a namespace that perdure reserves for
-        internal use. The store rejects the write if the note has been modified since the watermark
-        was read.
+        internal use. A store that keeps versions rejects the write if the note has been modified
+        since the watermark was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(

@@ -2,10 +2,11 @@
 
 The messages that a search finds are never added to a prompt.
 
-The transcript index is stored in the same database as the threads, as items in separate tables. The
-index has a separate namespace for each thread owner. Each search first updates the index for the
-threads that are visible to the caller and have changed since they were last indexed. If messages
-are removed from a thread, the same transaction removes them from the index.
+The search uses a full-text index, the transcript index. It is stored in the same database as the
+threads, as items in separate tables, with a separate namespace for each thread owner. Each search
+first updates the index for the threads that are visible to the caller and have changed since they
+were last indexed. If messages are removed from a thread, the same transaction removes them from the
+index.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ _LOG = logging.getLogger("perdure")
 # indexing step.
 _MESSAGES_PER_TRANSACTION: Final = 400
 # Maximum number of indexing steps per transaction. Each step indexes messages of one thread; a
-# thread with few messages needs only one step.
+# thread with few messages needs only one step. When the index is deleted, the same number is the
+# maximum number of threads per transaction.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
@@ -82,6 +84,7 @@ _TICK_S: Final = 0.1
 # Maximum number of characters that an excerpt shows before its first matching word, unless the
 # match is near the end of the text.
 _EXCERPT_LEAD_CHARS: Final = 40
+# Matches a piece of text without spaces. Apostrophes and commas within the piece belong to it.
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
 """A function that is called with two numbers: threads indexed so far, and all threads to index."""
@@ -306,6 +309,7 @@ class TranscriptSearch:
     ) -> dict[str, ListedThread]:
         """Return the visible threads that also match `query_options`, keyed by thread id."""
         query = replace(visible.query, **query_options)
+        # The third argument is the maximum number of threads, which is practically unlimited.
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
@@ -419,6 +423,8 @@ class TranscriptSearch:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.get_indexed_position(path)
             after = before._replace(position=position, path=path)
+            # The version token -1 marks a thread of which more steps follow. No thread has this
+            # token, so that the thread still counts as not indexed.
             yield _ThreadIndexingStep(
                 thread_id, before, after if not items else after._replace(version_token=-1), part
             )
@@ -427,7 +433,9 @@ class TranscriptSearch:
     def _index_messages_of_steps(self, steps: Sequence[_ThreadIndexingStep]) -> None:
         """Write the index entries of several indexing steps in one transaction.
 
-        The transaction also records how far each thread has been indexed.
+        The transaction also records how far each thread has been indexed. A step is skipped if
+        another process has indexed the thread in the meantime, or if something was removed from the
+        thread.
         """
         if not steps:
             return
@@ -449,8 +457,8 @@ class TranscriptSearch:
     def _iter_puts_of_indexed_messages(self, step: _ThreadIndexingStep) -> Iterator[PutItem]:
         """Yield the write operations that add the messages in an indexing step to the index.
 
-        Tool messages and system messages are skipped, as are messages with `{"remember": False}` in
-        their `response_metadata`.
+        Tool messages and system messages are skipped. Messages with `{"remember": False}` in their
+        `response_metadata` are skipped unless it also contains `{"searched": True}`.
         """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
@@ -495,7 +503,7 @@ def _build_thread_hit(query: str, item: FoundItem, thread: ListedThread) -> Thre
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions at which the words of a query occur in a text.
 
-    A query word also matches its inflected forms. If it is misspelt, it matches similar words in
+    A query word also matches its inflected forms. A misspelt query word matches similar words in
     the text.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
@@ -515,15 +523,17 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     wanted_words = {*query_words, *query_words.values()}
     for word in filter(is_eligible_for_spelling_correction, wanted_words - text_words):
         wanted_words |= {*find_nearest_words(word, text_words)}
-    for run in _WORD.finditer(text):
-        parts = tokenize(run[0])
-        stemmed = (stem for _, stem in iter_stems(run[0], language))
+    for piece in _WORD.finditer(text):
+        parts = tokenize(piece[0])
+        stemmed = (stem for _, stem in iter_stems(piece[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # If a piece of text without spaces contains several words, as in Chinese or between
-            # punctuation marks, highlight only the part that matches.
+            # If a piece contains several words, as in Chinese or around a comma, mark only the part
+            # that matches.
             form = re.escape(part) if len(parts) > 1 else ".+"
-            for match in re.finditer(form, run[0], re.IGNORECASE):
-                marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}
+            for match in re.finditer(form, piece[0], re.IGNORECASE):
+                marked_positions |= {
+                    *range(piece.start() + match.start(), piece.start() + match.end())
+                }
     starts = sorted(index for index in marked_positions if index - 1 not in marked_positions)
     return tuple(
         zip(
@@ -553,25 +563,26 @@ def search_threads(
     indexed. The index is stored in separate tables that only `search_threads` reads, so indexed
     text never appears in a prompt, in recalled memories or in a store search. The index entries of
     a thread or a message are deleted together with the thread or the message. The search ignores
-    messages with `{"remember": False}` in their `response_metadata`, as well as all tool messages
-    and system messages.
+    all tool messages and system messages. It also ignores messages with `{"remember": False}` in
+    their `response_metadata`, unless `{"searched": True}` is there too.
 
     Args:
         saver: One of perdure's checkpointers.
         store: One of perdure's stores, in the same database.
         text: The words to search for.
-        user: Only threads of this user: with this `owner`, else with this `user_id`. None means all
-            threads.
-        filter: Only threads whose metadata has these values.
-        limit: The maximum number of threads.
+        user: Only threads of this user are searched. The user of a thread is its `owner`, or its
+            `user_id` if it has no owner. None means all threads.
+        filter: Only threads whose metadata has these values are searched.
+        limit: The maximum number of threads to return.
         wait_s: Seconds to wait while threads are indexed. After that, the index is searched as it
-            is, `unread` is the number of threads that are not indexed yet, and indexing continues
-            in the background. None means to wait until all threads are indexed.
+            is, and indexing continues in the background. The attribute `unread` of the result is
+            the number of threads that are not indexed yet. None means to wait until all threads are
+            indexed.
         progress: Called during the wait with the number of indexed threads, and of all threads to
             index.
 
     Returns:
-        The threads, best first, each with the message that answers best.
+        The threads, best match first, each with its best-matching message.
 
     Raises:
         ConfigurationError: An argument is wrong, or the store is in another database.

@@ -29,13 +29,14 @@ _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PROSE: Final = _LETTERS + _SPACES
 _PROSE_PER_DIGIT: Final = 47
 _PROSE_PER_PUNCTUATION: Final = 10
-"""Minimum number of bytes per digit, and per punctuation mark, of text estimated as prose.
+"""Minimum numbers of bytes per digit, and per punctuation mark, of text estimated as prose.
 
-The minimum numbers follow from the numbers of tokens per character below. For a text with exactly
-this many bytes per digit or punctuation mark, the estimate for prose equals the estimate that
-counts characters. Prose takes 0.25 tokens for each byte, while letters and spaces take at most 0.2
-tokens by their weights. Compared with these 0.2 tokens per byte, a digit with its neighbouring
-letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additional tokens.
+With at least this many bytes, the estimate for prose is not lower than the estimate that counts
+characters, so that characters need not be counted. Prose is estimated at 0.25 tokens per byte,
+while letters and spaces take at most 0.2 tokens each (see the constants below). The difference of
+0.05 tokens per byte must cover the tokens that other characters take in addition: 0.5 for a
+punctuation mark, and 1.05 for a digit with two letters next to it. 47 bytes per digit are more than
+necessary.
 """
 _ASCII: Final = bytes(range(0x80))
 # Leading bytes of four-byte UTF-8 sequences, which encode emoji and rare characters.
@@ -107,9 +108,13 @@ _UNTYPED_KINDS: Final = {
 
 Amazon Bedrock and Google use blocks without a type.
 """
+# Keys of the text in a content block.
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
+# Keys of encrypted data in a content block with reasoning.
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
-_HIDDEN_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
+# Types of content blocks with reasoning.
+_REASONING_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
+# Keys of the data, of the MIME type, and of nested dicts in a content block with media.
 _DATA_KEYS: Final = ("base64", "data", "file_data", "url", "image_url", "result", "bytes")
 _MIME_KEYS: Final = ("mime_type", "media_type", "format", "filename")
 _NESTED_KEYS: Final = (
@@ -182,12 +187,12 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
 
     Args:
         block: The content block, in the format of OpenAI, Anthropic, Google or langchain.
-        count_text: The function that returns the tokens of a text.
+        count_text: The function that returns the number of tokens of a text.
     """
     kind = block.get("type")
     kind = kind if isinstance(kind, str) else ""
     texts = [block[key] for key in _TEXT_KEYS if isinstance(block.get(key), str)]
-    if kind in _HIDDEN_TYPES:
+    if kind in _REASONING_TYPES:
         return sum(map(count_text, texts)) + _count_reasoning_tokens(block, count_text)
     if texts:
         return count_text(texts[0])
@@ -211,9 +216,11 @@ def _find_media_kind(block: Mapping[str, Any]) -> str | None:
 def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of an audio response from an OpenAI model.
 
+    The number is 0 if the response contains neither a transcript nor audio data.
+
     Args:
         audio: The value of `additional_kwargs["audio"]`.
-        count_text: The function that returns the tokens of a text.
+        count_text: The function that returns the number of tokens of a text.
     """
     transcript = audio.get("transcript")
     if isinstance(transcript, str) and transcript:
@@ -225,7 +232,10 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Count the tokens of a reasoning block, including its summary and encrypted data."""
+    """Count the tokens of the summary and the encrypted data in a reasoning block.
+
+    The caller counts the other text of the block.
+    """
     total = 0
     summary = block.get("summary")
     for part in summary if isinstance(summary, list) else ():
@@ -303,7 +313,8 @@ def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:
     """Return the number of tokens of a JSON value.
 
-    Base64 data in the JSON value is counted like a file of the same size.
+    Content blocks with media in the JSON value are counted as such. Other base64 data is counted
+    like a file of the same size.
     """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
@@ -312,32 +323,32 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
             else _count_json_tokens(part, count_text)
             for part in value
         )
-    files = 0
+    media_tokens = 0
 
-    def without_files(part: Any) -> Any:
-        """Return a copy of `part` without media data, and add the media's tokens to `files`."""
-        nonlocal files
+    def copy_without_media(part: Any) -> Any:
+        """Return a copy of `part` without media, and add the media's tokens to `media_tokens`."""
+        nonlocal media_tokens
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:
-                files += count_block_tokens(part, count_text)
+                media_tokens += count_block_tokens(part, count_text)
                 return {}
-            return {key: without_files(inner) for key, inner in part.items()}
+            return {key: copy_without_media(inner) for key, inner in part.items()}
         if isinstance(part, list | tuple):
-            return [without_files(inner) for inner in part]
+            return [copy_without_media(inner) for inner in part]
         if isinstance(part, bytes):
-            files += _estimate_media_tokens("file", "", len(part))
+            media_tokens += _estimate_media_tokens("file", "", len(part))
             return ""
         url = _DATA_URL.match(part) if isinstance(part, str) else None
         if url is not None:
-            files += _count_media_tokens("file", {"url": part}, count_text)
+            media_tokens += _count_media_tokens("file", {"url": part}, count_text)
             return ""
         if isinstance(part, str) and _is_base64(part):
-            files += _estimate_media_tokens("file", "", len(part) * 3 // 4)
+            media_tokens += _estimate_media_tokens("file", "", len(part) * 3 // 4)
             return ""
         return part
 
-    text = _JSON.encode(without_files(value))
-    return files + count_text(text)
+    text = _JSON.encode(copy_without_media(value))
+    return media_tokens + count_text(text)
 
 
 def _is_base64(text: str) -> bool:

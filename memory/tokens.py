@@ -174,7 +174,9 @@ class TokenCounter:
         """Return the number of tokens of a request with the given messages.
 
         `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
-        the model.
+        the model. If a custom counting function adds a fixed number of tokens to every request,
+        `tool_tokens` counts only as far as it exceeds that number, because the fixed number is
+        assumed to include the tools.
         """
         if self._function is None:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(
@@ -221,7 +223,9 @@ class TokenCounter:
     def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
         """Return a model response's reported token count divided by its estimated token count.
 
-        The ratio is at least 1, because estimates are never scaled down.
+        The ratio is at least 1, because estimates are never scaled down. It is 1 for responses
+        shorter than `_MIN_MEASURED`, and for responses that contain reasoning, which the reported
+        count excludes.
         """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
@@ -262,12 +266,17 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
 
     Args:
         model: The model or function. With None or `"approximate"`, tokens are estimated. The name
-            of an OpenAI model selects its encoding. A chat model is counted by its name or
-            estimated, including its bound tools. If a model class of the user counts messages
-            itself, its method is called. A function is called as by langchain's `trim_messages`,
-            with a list of messages, or with one message if its parameter is annotated so. The
-            tokens that a function adds to every request, such as those of tools, are measured once.
-            `len` counts messages and no tools. A `TokenCounter` is returned unchanged.
+            of an OpenAI model selects its encoding. For a chat model, the encoding is selected by
+            the model's name, or tokens are estimated if the name is not OpenAI's; the tools bound
+            to the model are counted too. If a model class of the user counts messages itself, its
+            method is called. A function is called as langchain's `trim_messages` calls it: with one
+            message if its parameter is annotated as a message, otherwise with a list of messages.
+            The tokens that a function adds to every request, such as those of tools, are measured
+            once. `len` counts messages and no tools. A `TokenCounter` is returned unchanged.
+
+    Raises:
+        UnknownModel: `model` is text, but not the name of an OpenAI model.
+        ConfigurationError: `model` is of another type.
     """
     model, tools = _unwrap_model_and_bound_tools(model)
     if model is None or model == "approximate":
@@ -394,6 +403,7 @@ def _find_encoding_name(model: str) -> str | None:
     from tiktoken import encoding_name_for_model
 
     try:
+        # The encoding `o200k_harmony` differs from `o200k_base` only in its special tokens.
         name = encoding_name_for_model(_PROVIDER.sub("", model)).replace("harmony", "base")
     except KeyError:
         return None

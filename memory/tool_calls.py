@@ -25,7 +25,10 @@ The key is not sent to providers.
 """
 
 CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call", "custom_tool_call"})
-"""Types of the content blocks that repeat an entry of `tool_calls` or replace the entry."""
+"""Types of content blocks with a call that is usually also an entry of `tool_calls`.
+
+In some messages, the content block is the only place that contains the call.
+"""
 
 _CLIENT_CALLS: Final[Mapping[str, str]] = {
     "tool_use": "id",
@@ -90,7 +93,8 @@ class Call(NamedTuple):
         kind: How the call is answered.
         place: The position of the call in `tool_calls`, or in `invalid_tool_calls` if its kind is
             `"unparsed"`; None if the call is in neither list.
-        block: The content block of a call that is in neither list.
+        block: The content block of a call that is in neither list, else None. A call from
+            `additional_kwargs["function_call"]` has neither a place nor a block.
     """
 
     id: str | None
@@ -208,7 +212,8 @@ def rewrite_tool_calls(
         removed_positions: The positions in `calls` of the tool calls to remove. Each removed call
             that may have run is replaced by a sentence.
         new_ids: New ids of calls, by the position of the call in `calls`.
-        stray_result_call_ids: The ids of calls whose result blocks are removed from the content.
+        stray_result_call_ids: The call ids of result blocks to remove from the content, because
+            their calls are not in the same turn.
     """
     new_ids = new_ids or {}
     # The new tool call entries, keyed by whether the call is invalid: `entries[False]` becomes
@@ -312,7 +317,10 @@ def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
 def remove_stray_result_blocks(
     message: BaseMessage, stray_result_call_ids: Collection[str]
 ) -> BaseMessage:
-    """Return a copy of a message without the results of calls in `stray_result_call_ids`."""
+    """Return a copy of a message without the results of calls in `stray_result_call_ids`.
+
+    A result is stray if its call is not in the same turn.
+    """
     content = [
         block
         for block in message.content

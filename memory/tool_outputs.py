@@ -44,8 +44,7 @@ from perdure.memory.tool_calls import (
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-# Minimum value of the option `min_tokens`, chosen so that a placeholder takes fewer tokens than the
-# result that it replaces.
+# Minimum value of the option `min_tokens`, which is about the number of tokens of a placeholder.
 _MIN_TOKENS: Final = 40
 _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
@@ -63,13 +62,15 @@ class ClearToolOutputs(MessagesNode):
     replaced only after the model has read it and responded.
 
     Args:
-        keep: The number of newest results that are not replaced, including unanswered results.
+        keep: The number of newest results that are not replaced, including those that the model has
+            not read yet.
         min_tokens: The number of tokens from which a result is replaced, at least 40.
         exclude_tools: The names of tools whose results are not replaced.
         read_tool: The tool that `read_tool_output` returned, or the tool's name. With `read_tool`,
             the placeholder tells the model to read the result with this tool. Without `read_tool`,
-            the placeholder advises the model to repeat the call. `MemoryMiddleware` finds the tool
-            among the agent's tools, and placeholders never name a tool that is not in the request.
+            the placeholder advises the model to repeat the call. With `MemoryMiddleware`, the
+            option is not needed, because the middleware finds the tool among the agent's tools. A
+            placeholder never names a tool that the agent does not have.
         token_counter: See `perdure.memory.token_counter`.
     """
 
@@ -128,13 +129,13 @@ class ClearToolOutputs(MessagesNode):
             )
             result = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
-            lines = [message for message in result if id(message) not in present]
+            placeholders = [message for message in result if id(message) not in present]
             merged = merge_duplicate_messages(messages)
             if merged is messages:
-                check_messages_removable_by_id(lines, self.messages_key)
-                return lines
-            line_of = {line.id: line for line in lines}
-            target = [line_of.get(message.id, message) for message in merged]
+                check_messages_removable_by_id(placeholders, self.messages_key)
+                return placeholders
+            placeholders_by_id = {message.id: message for message in placeholders}
+            target = [placeholders_by_id.get(message.id, message) for message in merged]
             return build_update_from_current_to_target_messages(target, messages, self.messages_key)
 
         update = await build_effect_that_calls_function_in_thread(build_update)
@@ -180,9 +181,9 @@ class ClearToolOutputs(MessagesNode):
         if self.read_tool is not None:
             call_id = json.dumps(message.tool_call_id)
             hint = _READ_AGAIN.format(tool=self.read_tool, call_id=call_id)
-        line = _CLEARED.format(name=message.name or "the tool", tokens=tokens, hint=hint)
+        placeholder = _CLEARED.format(name=message.name or "the tool", tokens=tokens, hint=hint)
         kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
-        changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
+        changes = {"content": placeholder, "artifact": None, "additional_kwargs": kwargs}
         cleared = message.model_copy(update=changes)
         return cleared if self.counter.count_message_tokens(cleared) < tokens else message
 

@@ -139,7 +139,7 @@ _SUMMARY_KEY: Final = "lc_source"
 
 ToolHandler = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
 # The word stems in each message, as a mapping from message index to set of stems.
-Words = Mapping[int, set[str]]
+StemsByMessageIndex = Mapping[int, set[str]]
 
 
 def manage_memory(
@@ -219,14 +219,14 @@ def search_memory(
     """Return a tool that lets a model search memories.
 
     The tool returns each memory as a line of quoted data, best match first. The line contains the
-    memory's id, text, date, trust class and previous text. The model can pass `since` and `until`
-    to say which period its query is about. Memories from the period between `since` and `until`
+    memory's id, text, speaker, trust class and date, and the texts that were true before. The model
+    can pass `since` and `until` to say which period its query is about. Memories from this period
     rank higher than others.
 
     Args:
         namespace: See `recall`.
         store: See `recall`.
-        limit: The number of memories, unless the model asks for another one.
+        limit: The maximum number of memories, unless the model asks for another number.
         min_score: See `recall`.
         name: The name of the tool.
         description: Tells the model when to search.
@@ -556,7 +556,10 @@ def _list_texts(value: Any) -> list[str]:
 
 
 def _render_memory_with_id(memory: Memory, date: str | None) -> str:
-    """Render a memory as JSON, including its id, fields and previous texts."""
+    """Render a memory as JSON, including its id, its fields, and the texts that were true before.
+
+    A previous text that was wrong or badly worded is not rendered.
+    """
     fields = get_content_fields(memory.value) if TEXT in memory.value else {}
     superseded_texts = (previous for previous in memory.previous if previous.change == "superseded")
     details = {
@@ -607,16 +610,16 @@ class Attribution:
             self._extract_stems_by_message_index("human"),
             self._extract_stems_by_message_index("tool"),
         )
-        new_by_tool = {
+        by_other_tools = {
             i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own_tools
         }
         user_words = words & set().union(
             *by_user.values(), *map(_extract_stems, texts_stated_by_user)
         )
         tool_words = words & set().union(*by_tool.values())
-        foreign_words = words & set().union(*new_by_tool.values()) - user_words
+        foreign_words = words & set().union(*by_other_tools.values()) - user_words
         trust: str = "assistant"
-        rests_on: Words = {}
+        rests_on: StemsByMessageIndex = {}
         if words and len(user_words) - len(foreign_words) >= len(words) / 2:
             trust, rests_on = "user", by_user
         elif words and len(tool_words) >= len(words) / 2:
@@ -653,7 +656,7 @@ class Attribution:
         if len(repeated_words) >= len(words) / 2:
             raise ToolException(_ERASED_ANSWER)
 
-    def _extract_stems_by_message_index(self, message_role: str) -> Words:
+    def _extract_stems_by_message_index(self, message_role: str) -> StemsByMessageIndex:
         """Map the index of each message with the given role to the message's word stems.
 
         Messages in which langchain stores a summary are skipped.
@@ -673,7 +676,9 @@ def _extract_stems(text: Any) -> set[str]:
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
-def _iter_indices_of_messages_covering_words(words: set[str], messages: Words) -> Iterator[int]:
+def _iter_indices_of_messages_covering_words(
+    words: set[str], messages: StemsByMessageIndex
+) -> Iterator[int]:
     """Yield the indices of a small set of messages that contain as many of `words` as possible.
 
     The algorithm is a greedy set cover. Each step picks the message that contains the largest
