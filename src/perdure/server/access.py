@@ -48,8 +48,11 @@ Action = Literal[
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
-"""The conditions that the metadata of a thread, cron or assistant must meet. Each key has a plain
-value, which must be equal, or a dict with the operator `$eq` or `$contains`."""
+"""The conditions that the metadata of a thread, cron or assistant must meet.
+
+Each key is the name of a metadata field. Its value is the value that the field must have, or a dict
+with the operator `$eq` or `$contains`.
+"""
 _SCALAR_TYPES: Final = (str, int, float, NoneType)
 # Maximum number of lists and dicts that are nested inside lists in a metadata filter. Each of them
 # is compared with every element of the corresponding list in the metadata, so a higher limit would
@@ -247,7 +250,7 @@ def set_required_action(action: Action | None) -> Callable[[Endpoint], Endpoint]
     Every endpoint must have this decorator; otherwise, `create_app` raises TypeError.
 
     Args:
-        action: The action, or None for an endpoint that anyone may call.
+        action: The action, or None for an endpoint that requires no permission.
     """
 
     def set_action(endpoint: Endpoint) -> Endpoint:
@@ -258,9 +261,10 @@ def set_required_action(action: Action | None) -> Callable[[Endpoint], Endpoint]
 
 
 public: Final = set_required_action(None)
-"""A decorator for endpoints that anyone may call.
+"""A decorator for endpoints that require no permission.
 
-An endpoint with this decorator has no access to a database.
+The `Call` of such an endpoint gives no access to a database. A copy of the `Call` for an action
+does; see `Call.with_action`.
 """
 
 
@@ -268,8 +272,10 @@ def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
     A dict contains the expected dict if it has all expected keys and each of their values contains
-    the corresponding expected value. A list contains the expected list if it has all expected
-    elements, in any order. The returned function runs in time linear in the size of the JSON value.
+    the corresponding expected value. A list contains the expected list if each expected element has
+    its counterpart in the list, in any order: an equal string, number or null, or a dict or list
+    that contains the expected one. Any other value must be equal to the expected value. The
+    returned function runs in time linear in the size of the JSON value.
 
     Args:
         expected: The JSON value that must be contained.

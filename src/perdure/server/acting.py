@@ -24,14 +24,18 @@ _MAX_NAME_CHARS: Final = 4096
 
 
 async def identify_caller(connection: HTTPConnection) -> Identity:
-    """Return the user who sends a request, and the person on whose behalf the user acts.
+    """Return the identity of the user who sends a request.
+
+    If the request has the `X-Perdure-User` header, the user acts on behalf of the person that the
+    header names.
 
     Args:
         connection: The HTTP request or the websocket.
 
     Raises:
         Unauthenticated: The request has no valid credentials.
-        Forbidden: See `build_identity_acting_for`.
+        Forbidden: The header does not name exactly one person in UTF-8; see also
+            `build_identity_acting_for`.
     """
     access: Access = connection.app.state.access
     identity = await access.identify(connection)

@@ -50,9 +50,10 @@ _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
 # Maximum number of thread ids per query.
 _THREADS_PER_QUERY: Final = 500
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
-"""Fields of a cron's payload that only users with access by the metadata of the cron see.
+"""Fields of a cron's payload that are shown only if `FoundCron.is_reachable` is True.
 
-The person of the cron's thread does not see these fields if the cron belongs to another user.
+Callers who see a cron of another user only because it runs on their own thread do not see these
+fields.
 """
 
 
@@ -61,7 +62,8 @@ class FoundCron(NamedTuple):
 
     Attributes:
         cron: The row of the cron.
-        is_reachable: Whether the metadata of the cron gives the caller access to it.
+        is_reachable: Whether the metadata of the cron matches the caller's authorization filter. If
+            it does not, the caller sees the cron only because it runs on the caller's own thread.
     """
 
     cron: CronRow
@@ -191,12 +193,12 @@ async def _check_cron_request_and_build_row(
         call: The call of the client.
         runs: The runs of the server.
         body: The fields of the cron.
-        previous_row: The cron before the change.
+        previous_row: The cron before the change. A new cron has a row without content.
         metadata: The metadata after the change.
 
     Raises:
         ConfigurationError: A field is invalid.
-        Forbidden: The caller would have no access to the changed cron, or may not start its run.
+        Forbidden: The caller would have no access to the changed cron, or may not start its runs.
     """
     if previous_row.thread_id is not None and "on_run_completed" in body.model_fields_set:
         raise ConfigurationError(
@@ -312,8 +314,7 @@ def _build_cron_json(cron: CronRow, is_reachable: bool = True) -> dict[str, Any]
 
     Args:
         cron: The row of the cron.
-        is_reachable: Whether the metadata of the cron gives the caller access to the cron. Without
-            this access, private fields such as `config` and `webhook` are left out.
+        is_reachable: See `FoundCron`. If it is False, the fields in `_PRIVATE_FIELDS` are left out.
     """
     content, payload = cron.content, cron.content["payload"]
     if not is_reachable:

@@ -40,7 +40,10 @@ class MemorySearch(BaseModel):
 
 
 class NewMemory(BaseModel):
-    """The body of a `POST /memories` request: a text, or an object with `text` and other fields."""
+    """The body of `POST /memories`.
+
+    The field `memory` is a text, or an object with `text` and other fields.
+    """
 
     memory: str | JSONObject
     key: str | None = None

@@ -119,7 +119,7 @@ async def _may_reach_namespace(call: Call, store_action: Action, namespace: Name
 
 
 async def plan_person_erasure(call: Call, person: PermittedPerson) -> people.Report:
-    """Return a report on what data erasing the person would delete and what it would keep."""
+    """Return a report of the data that erasing the person would delete or keep."""
     report = await people.aplan(person.user, call.saver, call.store, **person.options)
     return _remove_hidden_namespaces(report, person)
 

@@ -375,7 +375,8 @@ async def check_run_request_and_get_start_function(
         recorded: Whether the events are stored, so that clients can join the run on any server.
         due: The cron that starts the run, or None. If a cron starts the run, the new thread of the
             run has the same id at each attempt.
-        author: The user whose message is sent again, or None.
+        author: The user who wrote the input, if the request sends the input of an earlier run
+            again. None means that the caller wrote it.
 
     Raises:
         ConfigurationError: The request sets values that only the server may set.
@@ -386,7 +387,7 @@ async def check_run_request_and_get_start_function(
         Forbidden: The context names a person for whom the caller may not act, or the thread is
             another person's.
     """
-    temporary = not thread_id
+    uses_new_thread = not thread_id
     new_thread_id = str(
         uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4()
     )
@@ -400,7 +401,7 @@ async def check_run_request_and_get_start_function(
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,
         "metadata": dict(body.metadata),
-        "if_not_exists": "create" if temporary else body.if_not_exists,
+        "if_not_exists": "create" if uses_new_thread else body.if_not_exists,
         "multitask_strategy": body.multitask_strategy,
         "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
     }
@@ -411,9 +412,9 @@ async def check_run_request_and_get_start_function(
     if runs.teams is not None and runs.teams.identities_list_teams:
         check_requested_teams(call.identity, body.team_names())
     await _refuse_malformed_input_messages(call, runs, body, assistant["graph_id"], thread_id)
-    threads, may_create = call.threads, temporary or body.if_not_exists == "create"
+    threads, may_create = call.threads, uses_new_thread or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
-    if call.identity.acting_for is not None and not temporary:
+    if call.identity.acting_for is not None and not uses_new_thread:
         permitted_thread = await _find_thread_permitted_to_represented_person(call, arguments)
         may_create = may_create and permitted_thread is None
     if permitted_thread is None and (body.checkpoint_ids_by_namespace or not may_create):
@@ -428,7 +429,7 @@ async def check_run_request_and_get_start_function(
         thread = permitted_thread
         if may_create:
             thread = await threads.get_or_create_row(thread_id, body.metadata)
-        deletes_thread = temporary and body.on_completion == "delete"
+        deletes_thread = uses_new_thread and body.on_completion == "delete"
         graph, options = assistant["graph_id"], dict[str, Any](temporary=deletes_thread)
         options["recorded"] = recorded and not deletes_thread
         sender = _build_run_sender(call.identity, body, due, author)
@@ -548,10 +549,11 @@ def _run_path(run: Run) -> str:
 
 
 async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> None:
-    """Check that the credentials of a streaming client still identify the same user.
+    """Check that the credentials of a streaming client still have the same identity.
 
     Raises:
-        Unauthenticated: The key was revoked, or it belongs to another user now.
+        Unauthenticated: The key was revoked, belongs to another user now, or has other permissions
+            or teams than when the stream began.
     """
     try:
         identity = await identify_caller(connection)
@@ -727,9 +729,10 @@ class RunEvents:
                 yield part
 
     def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return an empty list, because clients detect the end of a run from its database row.
+        """Return an empty list, because the end of a run is no event in this protocol.
 
-        This method implements `Player.build_run_end_events`.
+        The response ends when the run's database row shows that the run has ended. This method
+        implements `Player.build_run_end_events`.
         """
         return []
 

@@ -139,8 +139,8 @@ async def update_state(
 ) -> JSONObject:
     """Update a thread's state with the values in the request, as if a node had returned them.
 
-    If the request specifies an older checkpoint, the update starts a new branch of the thread at
-    that checkpoint. After the update, the thread continues from the new checkpoint.
+    If the request specifies an older checkpoint, the update is applied to the state at that
+    checkpoint. After the update, the thread continues from the new checkpoint.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(
@@ -465,10 +465,12 @@ def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
 async def _read_state_without_graph(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """Build a `StateSnapshot` for a checkpoint of a graph that this server does not serve.
+    """Build a `StateSnapshot` for a checkpoint without the thread's graph.
 
-    As in LangGraph, the field `next` of the latest checkpoint lists only unfinished tasks. For an
-    older checkpoint, `next` lists all tasks, including completed ones.
+    The graph is not available if this server does not serve it, or if one of its reducers cannot
+    apply a stored value. As in LangGraph, the field `next` lists only unfinished tasks if `config`
+    requests the latest checkpoint. If `config` names a checkpoint, `next` lists all of its tasks,
+    including completed ones.
     """
     if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())

@@ -217,7 +217,10 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
 async def get_thread(
     call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
 ) -> Response:
-    """Return a thread. The response always includes the thread's TTL if it has one."""
+    """Return a thread.
+
+    If the thread has a TTL, the response includes it, even if `include` is not given.
+    """
     return await _reply_with_values(call, await call.permit_thread(thread_id))
 
 
@@ -226,7 +229,7 @@ async def get_thread(
 async def update_thread(
     call: CurrentCall, request: Request, thread_id: PathId, body: ThreadChange
 ) -> Response:
-    """Add metadata to a thread."""
+    """Add metadata to a thread, and set its TTL if the request contains one."""
     changes = body.model_dump(include={"ttl"}, exclude_none=True)
     permitted = await call.authorize_arguments(
         {"thread_id": thread_id, "metadata": body.metadata or {}, **changes}
@@ -307,7 +310,8 @@ async def _search_threads_by_state_values(
     Each thread is returned together with its state values.
 
     Raises:
-        ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
+        ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions, and the
+            first `MAX_THREADS_READ` of them do not fill the page.
     """
     contains_values, matching = build_json_containment_predicate(state_values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)

@@ -174,8 +174,8 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # Without authentication, do not mark the database as one in which organisations may own
-        # threads, because any client could then have set a thread's `owner` to any text.
+        # `LocalAccess` does not authenticate clients. A client can set a thread's `owner` to any
+        # text, so an `owner` does not show that organisations own threads of this database.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )
@@ -252,6 +252,8 @@ def create_app(
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_endpoints_declare_actions(app)
+    # The first path segments of perdure's routes, or None without a custom application; see
+    # `guard._is_perdure_path`.
     app.state.first_segments = None
     if custom is not None:
         app.state.first_segments = _collect_first_path_segments(app)

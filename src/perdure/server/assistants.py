@@ -75,8 +75,8 @@ class Assistants:
     An assistant that the caller may not access is treated as if it did not exist.
 
     Args:
-        call: The permitted call. Default assistants of graphs count as owned by the user of the
-            call.
+        call: The authorized call. Default assistants of graphs count as owned by its person; see
+            `Identity.person`.
         graphs: The graphs that the server serves.
     """
 
@@ -188,7 +188,11 @@ class Assistants:
         await self._table.delete(key)
 
     async def search(self, filters: AssistantFilters) -> list[Assistant]:
-        """Return all assistants that match the filters, newest first."""
+        """Return all assistants that match the filters.
+
+        The stored assistants come first, most recently created first, and the default assistants
+        last.
+        """
         rows = [
             *map(_build_assistant, await self._table.list_assistants()),
             *map(_build_default_assistant, self._graphs),
@@ -216,8 +220,8 @@ class Assistants:
         For a default assistant, the caller is added to the metadata as `owner`, so that every
         caller can access the assistant.
         """
-        is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
-        return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
+        is_default = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
+        return {**assistant["metadata"], **({"owner": self._user} if is_default else {})}
 
     def _require_changeable_and_canonicalize_assistant_id(self, assistant_id: str) -> str:
         """Check that an assistant may be changed, and return its id in canonical form.

@@ -61,11 +61,10 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """Wraps the user object that an application's `Auth` handler returned, and adds `acting_for`.
+    """Wraps the user object that an authentication handler returned, and adds `acting_for`.
 
-    `_ActingUser` is used for user objects that are not dicts.
-
-    `acting_for` is the person on whose behalf the user sends the request.
+    `acting_for` is the person on whose behalf the user sends the request. `_ActingUser` is used for
+    user objects that are not mappings.
     """
 
     def __init__(self, user: Any, acting_for: str) -> None:
@@ -91,7 +90,8 @@ def _build_user_object_for_handlers(identity: Identity) -> Any:
 
     This is the user object that the authentication handler returned, with an additional field
     `acting_for`. This field identifies the person on whose behalf the user sends the request, or is
-    None if there is no such person.
+    None if there is no such person. If there is no such person, a user object that is not a mapping
+    is returned unchanged.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):

@@ -117,10 +117,10 @@ class Call:
     async def authorize_arguments(
         self, requested_arguments: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Check that the action is permitted, and return the permitted arguments.
+        """Check that the action is permitted, open the database, and return permitted arguments.
 
-        An authorization handler may change the arguments of an action. The caller must use the
-        returned arguments instead of the ones passed in.
+        An authorization handler may change the arguments of an action. Code that awaits this method
+        must use the returned arguments instead of the ones passed in.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -171,8 +171,9 @@ class Call:
     ) -> None:
         """Raise an error if the user may not see the memories in a thread's model views.
 
-        A model view contains the memories that a run recalled. A model view is visible to the
-        person to whom the thread belongs, and to callers who are permitted to act on that person's
+        A model view is a recorded request to a model. It contains the memories that a run recalled.
+        A model view is visible to the person to whom the thread belongs, and to callers who are
+        permitted to act on that person's
         behalf. If the thread does not belong to anyone, its model views are visible to everyone who
         has access to the thread.
 
@@ -241,7 +242,7 @@ class Call:
 
     @property
     def filter(self) -> Filter:
-        """Return the metadata filter that threads and assistants must match to be accessible."""
+        """Return the filter that the metadata of accessible threads, crons and assistants match."""
         self._require_database()
         return self._filter
 
@@ -306,6 +307,9 @@ class Call:
         Raises:
             ConfigurationError: The offset is too large for a list from which rows are left out.
         """
+        # The rows must be filtered only if the prefix may match namespaces that the caller may not
+        # see. `authorize_arguments` has checked a prefix of two or more labels, and a prefix whose
+        # first label is neither a wildcard nor `TEAMS` matches no namespaces of teams.
         prefix = args[0] if args else options["prefix"]
         shows_internal = self.identity.is_admin and not hides_perdure_namespaces
         is_permission_checked = len(prefix or ()) > 1 and prefix[0] != "*"
@@ -374,7 +378,8 @@ def convert_namespace_to_template_and_config(
 
     The template contains placeholders such as `{label_0}`, and the config contains the labels that
     replace them. Labels are passed as values, so that braces in a label are not parsed as
-    placeholders.
+    placeholders. In the namespace of a team, the first two labels are replaced by `TEAMS` and the
+    placeholder `TEAM`.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = convert_namespace_to_template_and_config(namespace[2:])

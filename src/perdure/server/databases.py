@@ -125,7 +125,10 @@ class Databases:
 
     @contextmanager
     def keep_open(self, tenant: str | None) -> Iterator[None]:
-        """Keep the database of a tenant open until the block ends."""
+        """Do not close the database of a tenant as idle until the `with` block ends.
+
+        The database need not be open yet.
+        """
         self._uses[tenant] += 1
         try:
             yield

@@ -1,6 +1,7 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
-Twice a second, each event stream checks whether messages have been erased from its thread. The
+Events in memory may contain erased messages. Therefore, each event stream checks twice a second
+whether messages have been erased from its thread. The
 erasure counts of all threads with an event stream are read in a single query, because one query per
 stream would use more CPU time than sending the events.
 """
@@ -28,11 +29,11 @@ class RemovalTable(Protocol):
 class ErasureCounts:
     """Caches the message erasure counts of the threads in one database.
 
+    Args:
+        table: The table from which the counts are read.
+
     Attributes:
         read_at: When the newest query started, by `time.monotonic`.
-
-    Args:
-        table: The table from which the numbers are read.
     """
 
     def __init__(self, table: RemovalTable) -> None:

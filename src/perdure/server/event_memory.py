@@ -3,12 +3,14 @@
 An `EventHolder` keeps events in memory. There are three kinds of event holders. An event log keeps
 the events of a run or thread for current and future readers. A batch keeps events that were loaded
 from the database for one reader. A websocket sender keeps only the message that it is currently
-sending. When memory runs out, events that all readers have received or that are stored in the
-database are dropped first. If that does not free enough memory, events that some readers have not
-received yet are dropped, too. In both steps, events are dropped first from the event holder with
-the highest score. The score is the total size of the holder's events multiplied by the age of its
-oldest event. A reader that needs a dropped event receives the error `StreamLost`, unless the event
-is stored in the database.
+sending.
+
+When a user's events exceed the limit for a user, events of this user are dropped. When the events
+of all users exceed the limit of the process, events of the user with the most bytes are dropped. In
+both cases, the event holder whose oldest event is the safest to drop (see `DropSafety`) drops its
+oldest events first. Among equally safe holders, the one with the highest score is chosen. The score
+is the total size of the holder's events multiplied by the age of its oldest event. A reader that
+needs a dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
 All methods in this module must be called from one event loop, except
 `EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any OS
@@ -173,11 +175,11 @@ class EventMemory:
         max_bytes: int,
         new_event_bytes: int,
     ) -> None:
-        """Drop events until a new event fits within the given limit.
+        """Drop events until the size with the new event is at most `_LOW_SHARE` of a limit.
 
         Args:
-            choose_account: Returns the account whose events are dropped next, or None if there is
-                none.
+            choose_account: Returns the account whose events are dropped next, or None if no account
+                has events.
             limited_object: The account or the memory whose size is limited.
             max_bytes: The limit in bytes.
             new_event_bytes: The size of the new event in bytes.

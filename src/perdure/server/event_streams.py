@@ -58,6 +58,8 @@ MAX_SUBSCRIPTIONS: Final = 32
 """The maximum number of subscriptions of a websocket."""
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
+# langgraph emits events of the kinds `updates`, `custom` and `checkpoints` only if the graph has
+# these stream transformers. `ThreadEvents` adds those that the graph does not have.
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 # The websocket close code that means "try again later".
 _TRY_AGAIN_LATER: Final = 1013
@@ -224,6 +226,8 @@ async def _iter_subscribed_events(
     Once a client that subscribed without `since` has received the last event of a finished run,
     clients that subscribe later without `since` no longer receive that run's events.
     """
+    # Reduce a number greater than all numbers of the newest run, so that the client receives the
+    # events of the next run.
     since = (
         subscription.since
         if subscription.since is None
@@ -386,6 +390,7 @@ class ThreadEvents:
         )
         self._feed.charge_memory_to_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.increment_writer_count()
+        # Maps the id of each interrupt of the run to its namespace and value.
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         # Maps LangChain's run id of each chat model call to the id of the message that the call
         # generates.
@@ -478,7 +483,8 @@ class ThreadEvents:
     def _add_cancelled_event_and_leave_feed(self) -> None:
         """Append a `failed` event to the feed if the run was cancelled before it started.
 
-        No event is appended while another run of the thread is in progress.
+        No event is appended while another run of the thread is in progress. In every case, the run
+        stops being a writer of the feed.
         """
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)
@@ -496,7 +502,8 @@ class ThreadEvents:
         """Build an event for the thread's feed in the format that the LangGraph SDK expects.
 
         Args:
-            offset_from_newest: The distance of its number from that of the newest event, from 1.
+            offset_from_newest: The number of the new event minus the number of the feed's newest
+                event; at least 1.
             method: The channel of the event.
             namespace: The namespace of the graph or subgraph.
             data: The data of the event.

@@ -71,12 +71,14 @@ class RequestSummary:
     Attributes:
         method: The HTTP method, or `other`.
         request_id: The id of the request, from the client or new.
-        route: The template of the route, or `-` if no route has the path.
+        route: The template of the route, the prefix of a mounted application, or `-` if no route
+            has the path.
         status: The HTTP status of the reply.
         bytes: The size of the reply's body.
         ms: The duration in milliseconds.
         stream: Whether the reply is a stream or a websocket.
-        path: The path, if no route has it. Parts that may be a key or an id are left out.
+        path: The path, if no route has it and the status is 404; otherwise empty. Segments that may
+            be a key or an id are replaced by `…`.
     """
 
     method: str
@@ -299,7 +301,8 @@ async def _store_identity_in_scope(scope: Scope) -> None:
     """Identify the user before the request body is read into memory.
 
     Identifying the user first prevents clients without valid credentials from exhausting memory
-    with large request bodies.
+    with large request bodies. If the authentication handler reads the body itself, the user is
+    identified later, in `open_call`.
     """
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
@@ -376,7 +379,7 @@ def _refuse_body_that_is_not_json(path: str, headers: Headers) -> None:
 def build_error_reply(request: Request, error: PerdureError) -> Response:
     """Build the response to a request that failed.
 
-    A browser without a session is redirected to the login page.
+    A browser without a session that requests a page under `/ui/` is redirected to the login page.
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):

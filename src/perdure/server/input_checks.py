@@ -23,6 +23,8 @@ _MESSAGE_KEYS: Final = {"role", "type", "content", "lc"}
 
 A message has at least one of these keys.
 """
+# JSON of a `perdure.memory.Keep` that keeps all messages. Only the reducers of `perdure.memory`
+# accept it.
 _KEEP_JSON: Final = {"type": "keep", "from": 0, "to": None}
 _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 
@@ -33,8 +35,8 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
     The result is a list of `(channel, value)` pairs.
 
     If the returned list is empty, the caller need not load the graph or call
-    `refuse_malformed_messages`. A value in a run's input for a channel other than `messages` is
-    included only if it looks like a list of messages.
+    `refuse_malformed_messages`. A value is included if it cannot be converted to messages. A value
+    in a run's input for a channel other than `messages` must also look like a list of messages.
     """
     has_command = request.command is not None
     return [

@@ -41,7 +41,7 @@ class Limits:
     Attributes:
         body_bytes: Maximum bytes of a request's body.
         body_wait_s: Maximum seconds until the next part of a body arrives.
-        requests_per_s: Average number of requests per second.
+        requests_per_s: Maximum average number of requests per second.
         burst: Number of requests that may be sent at once before the average applies.
         max_concurrent_requests: Maximum requests of a user that are in progress. Open streams are
             counted, too.
@@ -74,6 +74,8 @@ class RequestLimiter:
         self._burst_s = (limits.burst - 1) / limits.requests_per_s
         self._max_concurrent = limits.max_concurrent_requests
         self._open_requests = Counter[Hashable]()
+        # The time, by `time.monotonic`, at which each client's next request would be due if the
+        # client sent all requests at the maximum average rate
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:

@@ -1,8 +1,10 @@
 """The audit log, and the formatters for logs on stderr.
 
 The audit log records which user changed or erased which data, and whether the user was permitted to
-do so. The audit log has a record for each request or tool call whose action modifies data, except
-requests that are rejected because of their host, origin, rate or content type. Audit records are
+do so. The audit log has a record for each request or tool call whose action modifies data. There
+are two exceptions: requests that start runs, and requests that `guard.py` rejects before the user
+is identified, because of their host, origin or content type, or because of the request rate of
+their network address. Audit records are
 written by `guard.py` and `mcp.py`, not by endpoints. The object ids in an audit record are those
 that the endpoint passed to `Call.authorize_arguments`. After erasing texts, an endpoint adds hashes
 of the erased texts to the audit record by calling `Call.record_for_audit`. Audit records do not
@@ -39,7 +41,10 @@ _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "creat
 
 
 def is_audited_change(action: Action | None, method: str = "POST") -> bool:
-    """Return whether an action modifies data and must therefore be written to the audit log."""
+    """Return whether a request for an action must be recorded in the audit log.
+
+    All actions that modify data are recorded, except the creation of runs.
+    """
     return (
         action is not None
         and action.split(":")[-1] not in _UNRECORDED_ACTIONS

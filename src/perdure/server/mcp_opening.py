@@ -40,8 +40,9 @@ class StartupResponder:
         version: The version of perdure.
 
     Attributes:
-        replayed_lines: Messages that `StartupResponder` has answered and that the SDK must read,
+        replayed_lines: Messages that `StartupResponder` has handled and that the SDK must read,
             too. The SDK reads these messages before the first message that only the SDK can answer.
+            The list is empty until `initialize` has been answered.
     """
 
     def __init__(self, version: str) -> None:

@@ -1,5 +1,7 @@
 """Mark the human messages of a run that the person to whom the thread belongs did not write.
 
+No memories are extracted from the turn of a marked message.
+
 Any user who may change a thread can write texts into its state. A node can later make a human
 message from such a text. The message would then look like a message of the person. A run therefore
 marks the human messages that its nodes add in these cases:
@@ -8,7 +10,7 @@ marks the human messages that its nodes add in these cases:
 - The sender of the run is neither the person nor a user who may act for the person.
 - Such a sender has written to the thread's state earlier; see `STATE_FROM_OTHERS`.
 
-A message is not marked if the input of the person's current run contains its text.
+A message is not marked if the person has sent its text with the current run.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _INTERNAL_NS_PREFIX: Final = "perdure:"
 class OtherAuthorMarker:
     """Marks the human messages that a run adds, unless the person wrote them.
 
-    Messages that the run has loaded from the thread keep the mark that they have.
+    Messages that the run has loaded from the thread remain marked or unmarked, unless the run
+    changes their content.
 
     Args:
         thread_id: The thread of the run.
@@ -151,7 +154,10 @@ class OtherAuthorMarker:
         return address.thread_id == self._thread_id and not is_internal
 
     def _mark_messages_in_channel_value(self, value: Any) -> Any:
-        """Mark the messages in the value of a channel. A value without any is returned as it is."""
+        """Mark the human messages in the value of a channel.
+
+        If nothing has to be marked, the value itself is returned.
+        """
         if isinstance(value, HumanMessage):
             return self._mark_message(value)
         if isinstance(value, Overwrite):
@@ -170,8 +176,9 @@ class OtherAuthorMarker:
     def _mark_messages_in_write(self, channel: str, value: Any) -> Any:
         """Mark the messages in a task's write to a channel.
 
-        A write may also contain messages in a form that the channel's reducer converts. A
-        `DeltaChannel` calls its reducer with the stored writes again whenever its value is loaded.
+        A write may also contain messages in a form that the channel's reducer converts, such as
+        dicts. They are marked, too, because a `DeltaChannel` calls its reducer with the stored
+        writes again whenever its value is loaded.
         """
         value = self._mark_messages_in_channel_value(value)
         if isinstance(value, list) and not _is_role_and_text(channel, value):
@@ -212,7 +219,11 @@ class OtherAuthorMarker:
         return copy
 
     def _is_message_by_other_author(self, message: HumanMessage) -> bool:
-        """Return whether the person did not write a message."""
+        """Return whether the person did not write a message.
+
+        For a loaded message with the same content, this is known from its mark. A loaded message
+        that a node has shortened counts as having the same content.
+        """
         if message.id is None:
             was_loaded = (message.content, False) in self._loaded_without_id
             return not was_loaded and not self._is_by_person(message.content)
@@ -234,7 +245,8 @@ async def mark_checkpoint_as_changed_by_other_users(
     """Record that users other than the person write to the state at a checkpoint.
 
     Call this function before a run that may add pending writes to a checkpoint of another run. Such
-    a run may end without a checkpoint of its own, whose metadata would contain the record.
+    a run may end without storing a checkpoint, in whose metadata the fact would otherwise be
+    recorded.
 
     Args:
         saver: The checkpointer.
@@ -281,7 +293,11 @@ async def load_metadata_of_continued_checkpoints(
 
 
 async def _load_checkpoint(saver: Checkpointer, config: RunnableConfig) -> CheckpointTuple | None:
-    """Return the checkpoint that a config names, or the thread's head, or None without any."""
+    """Return the checkpoint that a config names.
+
+    If the config names no checkpoint, return the head of its namespace. Return None if there is no
+    such checkpoint.
+    """
     names = ("thread_id", "checkpoint_ns", "checkpoint_id")
     configurable = config["configurable"]
     position = {name: configurable[name] for name in names if configurable.get(name)}

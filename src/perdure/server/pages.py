@@ -1,4 +1,4 @@
-"""Routes, templates and text formatting that all pages share."""
+"""Render HTML pages, and provide the routes and text formatting that all pages share."""
 
 from __future__ import annotations
 
@@ -237,6 +237,8 @@ The number is limited because databases store integers with a sign in 64 bits.
 FormText = Annotated[str, Form()]
 PageValues = dict[str, Any]
 PageEndpoint = Callable[..., Awaitable[Response]]
+# For each unit of time, how many of it make one of the next larger unit, and its symbol. The last
+# unit is followed by years.
 _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -277,9 +279,10 @@ Common visible characters are excluded, so that their Unicode categories need no
 
 
 def remove_hidden_characters(text: str) -> str:
-    """Return a text for editing, with invisible and control characters removed.
+    """Return a text for editing, without the characters of `_HIDDEN_CATEGORIES`.
 
-    Line breaks, tabs and zero-width joiners are kept, because people type them.
+    Line breaks, tabs, zero-width joiners and zero-width non-joiners are kept, because people type
+    them.
     """
     return "".join(
         character
@@ -397,7 +400,7 @@ def render_error_page(
 
 
 class Pages(APIRouter):
-    """Routes of pages. To get a page's data as JSON, append `.json` to the page's path."""
+    """A router for pages. To get a page's data as JSON, append `.json` to the page's path."""
 
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)
@@ -409,7 +412,7 @@ class Pages(APIRouter):
 
         Args:
             path: The path of the page.
-            required_action: The action that a request must be permitted to do.
+            required_action: The action for which a request requires permission.
         """
 
         def add_routes(endpoint: PageEndpoint) -> PageEndpoint:

@@ -108,6 +108,7 @@ def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict
         For each checkpoint, the lane of its dot, the lanes that pass its row, the lanes that merge
             at its dot, and whether its lane continues below.
     """
+    # For each lane, the id of the checkpoint to which it leads down, or None if the lane is free
     lane_parents: list[str | None] = []
     drawings = []
     for info in infos:

@@ -156,6 +156,7 @@ async def show_namespaces(
             call, ns, limit=_NAMESPACES_PER_PAGE, offset=start
         )
     )["namespace"]
+    # If an authorization handler has prepended a label, show only the resulting namespace.
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     options: dict[str, Any] = {
         "max_depth": depth,
@@ -179,6 +180,8 @@ async def show_namespaces(
             namespace for namespace in page_namespaces if not is_team_namespace(namespace)
         ] + await _list_readable_team_namespaces(call)
     sizes = await call.store.anamespace_sizes(page_namespaces)
+    # The first two namespaces under each listed namespace show whether the listed namespace itself
+    # has items, and whether it has child namespaces.
     operations: list[Any] = [
         ListNamespacesOp((MatchCondition("prefix", namespace),), None, 2)
         for namespace in page_namespaces
@@ -499,6 +502,8 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
 
 
 PartKind = Literal["same", "removed", "added"]
+# Matches the parts into which a text is split for a comparison: words, runs of whitespace, and
+# other characters one by one. The limits below count each of these parts as a word.
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
 # Maximum length, in words, of a text that is compared word by word. Longer texts are shown without
 # a diff.

@@ -287,7 +287,10 @@ async def forget_all_memories(
 
 
 async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[str, ...]]:
-    """Return the permitted namespaces of a user's data, starting with the one for memories."""
+    """Check that the caller may use the namespaces of a user's data, and return them.
+
+    The first namespace is the one for memories.
+    """
     related_namespaces = [
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]

@@ -1,4 +1,4 @@
-"""Serve the pages on which a person answers a graph's questions and sends messages to it."""
+"""Serve pages to answer a graph's questions, to send messages to a graph, and to list runs."""
 
 from __future__ import annotations
 
@@ -182,11 +182,9 @@ async def load_conversation(
 ) -> PageValues:
     """Load the data for the conversation section of a thread's page.
 
-    The conversation section of a thread's page lets a user chat with a graph.
-
-    The conversation section shows the graph's unanswered questions, the assistants that the user
-    can choose, and recent runs. The user can choose a graph for the next message only if the server
-    does not serve the graph that last ran in the thread.
+    In this section, a user chats with a graph. The section shows the graph's unanswered questions,
+    the assistants that the user can choose, and recent runs. The user can choose a graph for the
+    next message only if the server does not serve the graph that last ran in the thread.
 
     Args:
         call: The permitted call.
@@ -195,7 +193,8 @@ async def load_conversation(
         waiting_nodes: The node and the text of each question, in the order of the interrupts.
 
     Returns:
-        The template data. `assistants` is empty if the caller may not start runs.
+        The template data. `assistants` is empty if the caller may not start runs. `unheard` is True
+            if the newest run failed before its input was stored in the thread.
     """
     last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
     may_run = await call.may_use_thread("threads:create_run", thread)

@@ -28,6 +28,9 @@ _former_s: float | None = None
 def use_short_switch_interval() -> Iterator[None]:
     """Shorten the interpreter's thread switch interval to 0.1 ms during the `with` block.
 
+    An interval of 0.2 ms or less is not changed. If other code sets a longer interval during the
+    `with` block, that interval is kept.
+
     If several threads use `use_short_switch_interval` at the same time, the original interval is
     restored when the last of their `with` blocks ends.
     """

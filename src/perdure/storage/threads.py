@@ -1,7 +1,9 @@
-"""Thread pools and queues that deliver their results to a waiting thread or an event loop.
+"""Run functions in thread pools, wait in queues, and limit the time of calls.
 
-Using `concurrent.futures` with `asyncio.wrap_future` would double the overhead per call
-(docs/decisions/0001), because each result passes through two futures and their callbacks.
+Threads and coroutines can wait for these pools, queues and calls. The pools do not use the
+executors of `concurrent.futures`. With these and `asyncio.wrap_future`, the overhead per call would
+double (docs/decisions/0001), because each result would pass through two futures and their
+callbacks.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class Promise(Generic[T]):
 
     Attributes:
         future: The future that the waiting side uses, which is asyncio's if a coroutine waits.
-        result: The result of the work.
-        error: The error that the work raised, or None.
+        result: The result of the task. It is not set before the task has succeeded.
+        error: The error that the task raised, or None.
     """
 
     __slots__ = ("_loop", "error", "future", "result")
@@ -46,7 +48,8 @@ class Promise(Generic[T]):
     def start_unless_cancelled(self) -> bool:
         """Return whether the task should be executed.
 
-        The result is False if the promise's future was cancelled.
+        The result is False if the promise's future was cancelled. If it is True and a thread waits,
+        the future can no longer be cancelled.
         """
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
@@ -54,7 +57,11 @@ class Promise(Generic[T]):
 
 
 def resolve_futures_in_their_threads(promises: Sequence[Promise[Any]]) -> None:
-    """Resolve the futures of several promises. Each event loop is woken only once."""
+    """Resolve the futures of several promises.
+
+    Futures of coroutines are resolved in the threads of their event loops. Each event loop is woken
+    only once. Other futures are resolved in the calling thread.
+    """
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
@@ -62,7 +69,7 @@ def resolve_futures_in_their_threads(promises: Sequence[Promise[Any]]) -> None:
         if loop is None:
             resolve_futures_in_this_thread(loop_promises)
         else:
-            # The event loop is closed, so nothing is waiting for the result.
+            # RuntimeError means that the event loop is closed. Nothing waits for the results then.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve_futures_in_this_thread, loop_promises)
 
@@ -97,7 +104,8 @@ _Task = tuple[Promise[Any] | None, Callable[[], Any]]
 class ThreadPool:
     """A pool of daemon threads that start tasks in submission order.
 
-    A new thread is started only if all threads in the pool are busy. If a caller waits for each
+    A new thread is started only if all threads in the pool are busy, up to `max_threads`. If a
+    caller waits for each
     task to finish before submitting the next one, all its tasks run in the same thread and can
     reuse the thread's connection and caches.
 
@@ -124,8 +132,6 @@ class ThreadPool:
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
         """Submit a function to run in one of the pool's threads, and return a future of its result.
 
-        Another thread is started if all threads of the pool are busy.
-
         Args:
             work: The function.
             is_async: Whether a coroutine waits for the result. The future is then asyncio's. If it
@@ -133,8 +139,8 @@ class ThreadPool:
         """
         promise = None if is_async is None else Promise[Any](is_async=is_async)
         with self._lock:
-            # Remove cancelled tasks, which would otherwise accumulate in the queue while all
-            # threads are blocked.
+            # Remove cancelled tasks from the front of the queue. They would otherwise accumulate
+            # there while all threads are blocked.
             while (
                 self._queued_tasks
                 and (first_promise := self._queued_tasks[0][0])
@@ -190,13 +196,14 @@ class ThreadPool:
                     return None
 
     def close(self) -> None:
-        """Finish all submitted tasks, then stop the idle threads."""
+        """Wait until all submitted tasks are finished and all threads of the pool have ended."""
         for _ in self._threads:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            # Send one more stop signal, because a thread that started after the first signals were
-            # sent may have consumed a signal meant for another thread.
+            # Send one more stop signal. A thread that received a stop signal may have executed a
+            # queued task instead of ending, and a thread may have been started after the first
+            # signals were sent.
             if alive[0].is_alive():
                 self._wake_signals.put(False)
 
@@ -262,8 +269,8 @@ class Queues:
         with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                # Remove abandoned tickets from the front of the queue, because nothing else removes
-                # them.
+                # Remove tickets that were abandoned after they had become first in the queue.
+                # Their callers no longer exist, so nothing else removes them.
                 while queue and queue[0].is_abandoned:
                     self._remove_ticket_and_notify_next(queue[0])
                     queue = self._queues.setdefault(name, deque())
@@ -322,6 +329,8 @@ class TimedOut(TimeoutError):
 
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
     """Block until a call has finished, and return its result.
+
+    If `timeout_s` is None, the time is not limited.
 
     Raises:
         TimedOut: The call took longer than `timeout_s`. A `TimeoutError` that the call itself

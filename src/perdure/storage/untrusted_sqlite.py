@@ -140,7 +140,8 @@ def _check_table_has_expected_sql(
     """Check that a table or view in the file has the definition expected for its name.
 
     Raises:
-        NotADatabase: The file has a view, a virtual table, or another table under this name.
+        NotADatabase: The file has a view, a virtual table, or another table under this name. If
+            `expected` is None, the definition of the table may evaluate expressions.
         SchemaMismatch: The table `schemas` is from a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
@@ -194,8 +195,8 @@ class UntrustedFileGuard:
 
     Args:
         path: The file.
-        tables: The tables that are read. The value is the SQL of perdure's table, or None for a
-            table of another application.
+        tables: The tables that are read, by name in lower case. The value is the definition of
+            perdure's table, or None for a table of another application.
         max_value_bytes: The size of the largest value that may be read.
         check_version: Reads the table `schemas`, and raises an error if another version of perdure
             made the file. It is called before the other tables are checked.
@@ -212,7 +213,7 @@ class UntrustedFileGuard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        # Whether the pages of the tables have already been checked
+        # Whether the pages and the value sizes of the tables have already been checked
         self._are_pages_checked = False
 
     def check_regular_and_unchanged_file(self) -> None:
@@ -261,7 +262,8 @@ class UntrustedFileGuard:
         virtual machine steps.
 
         Raises:
-            NotADatabase: A table does not have the expected definition; see `UntrustedFileGuard`.
+            NotADatabase: A table does not have the expected definition; see
+                `_check_table_has_expected_sql`.
             CorruptRecord: The pages of a table are damaged, or a read takes more steps than a file
                 of this size can need.
             StorageError: A value is too large.
@@ -275,8 +277,8 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # The read did not exceed its step limit. It was interrupted by a signal handler that
-            # raised an exception, which sqlite3 discarded.
+            # A read that did not exceed its step limit was interrupted by a signal handler. The
+            # handler raised an exception, such as KeyboardInterrupt, which sqlite3 discarded.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
@@ -297,7 +299,10 @@ class UntrustedFileGuard:
         return total
 
     def _check_tables_if_schema_changed(self, conn: UntrustedConnection) -> None:
-        """Check the tables, unless this connection has already checked this schema version."""
+        """Check the tables, unless this connection has already checked this schema version.
+
+        Also set the step limit of the read, according to the size of the file.
+        """
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
         tables = list[tuple[str, str, Any]]()
         if conn.checked_schema_version != version:
@@ -333,13 +338,11 @@ class UntrustedFileGuard:
         for name, kind, sql in tables:
             _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
             if not self._are_pages_checked:
-                self._check_pages_of_table_are_used_once(conn, name)
+                self._check_table_pages(conn, name)
                 if name not in _INDEX_TABLES:
                     self._check_value_sizes_in_table(conn, name)
 
-    def _check_pages_of_table_are_used_once(
-        self, conn: UntrustedConnection, table_name: str
-    ) -> None:
+    def _check_table_pages(self, conn: UntrustedConnection, table_name: str) -> None:
         """Check that the pages of a table are undamaged and form no cycle.
 
         If the pages form a cycle, reading the table may never end.
