@@ -29,15 +29,17 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """A snapshot of a task's pending writes, taken before a later run modified them.
+    """Describes the pending writes that a task had before a later run modified them.
 
     Attributes:
-        has_result: Whether the task had written to channels of the graph.
+        has_result: Whether the task had written to channels of the graph. If False, its present
+            writes to them are removed.
         control: The questions, answers and errors of the task, by the channel in which langgraph
             stores them.
-        result_count: The number of channel writes to keep if the task had a result. None keeps all
-            of them. langgraph appends the updates of a `Command` to the updates of earlier
-            commands, so later updates must be removed separately.
+        result_count: If `has_result` is True, the number of present writes to channels of the graph
+            that are kept, counted from the first. None keeps all of them. A number is needed for
+            the updates of commands, because langgraph appends the updates of a `Command` to those
+            of earlier commands.
     """
 
     has_result: bool
@@ -46,12 +48,12 @@ class FormerWrites(NamedTuple):
 
 
 class FormerCheckpoint(NamedTuple):
-    """A snapshot of all pending writes that a checkpoint had at an earlier time.
+    """Describes all pending writes that a checkpoint had before a later run modified them.
 
     Attributes:
         checkpoint_ns: The namespace of the checkpoint.
         checkpoint_id: The id of the checkpoint.
-        tasks: The pending writes of each task, by task id.
+        tasks: The description of each task's pending writes, by task id.
     """
 
     checkpoint_ns: str
@@ -64,14 +66,15 @@ async def undo_writes_to_checkpoint(
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    Pending writes stored by `update_state` are kept. Pending writes whose task id equals the run id
-    are removed.
+    The pending writes of tasks that are not in `former` are removed, except those that
+    `update_state` stored. The server's own records about the run, which are pending writes with the
+    run's id as task id, are also removed.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread of the checkpoint. The caller holds the lock of the thread.
-        run_id: The run that has written since.
-        former: The earlier state.
+        run_id: The run whose pending writes are undone.
+        former: The description of the earlier state.
     """
     reader = saver._reader
     await saver.database.awrite(
@@ -85,7 +88,7 @@ async def undo_writes_to_checkpoint(
 def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Update or delete rows of pending writes so that they match the earlier state in `former`."""
+    """Update or delete rows of pending writes so that they match the description in `former`."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {
@@ -112,6 +115,8 @@ def _restore_former_writes(
                 continue
             has_result, control, result_count = tasks[task_id]
             writes = decrypt_writes(reader.seal, thread_id, checkpoint_ns, row)
+            # langgraph gives negative indexes to the channels in `WRITES_IDX_MAP`, and other
+            # indexes to the channels of the graph.
             results = sorted((write for write in writes if write[0] >= 0), key=itemgetter(0))
             restored = results[:result_count] if has_result else []
             for channel, value in control.items():

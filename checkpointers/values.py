@@ -1,15 +1,15 @@
 """Convert values to msgpack and back.
 
-Values that are not plain data become msgpack extension types. The msgpack extensions have the
-format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). Each extension contains an
-encoded list, `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three
+Values that are not plain data become msgpack extensions in the format of langgraph's serializer
+(`langgraph.checkpoint.serde.jsonplus`). The extension for an object contains an encoded list,
+`[module, name, payload, ...]`. A plain data class is a pydantic model, dataclass, enum or named
+tuple that is not in `KNOWN`. The extensions for its instances differ from langgraph's in three
 ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
-`model_dump()`. In instances of plain data classes, the types of tuples, bytearrays and dict keys
-are preserved.
+`model_dump()`. The types of tuples, bytearrays and dict keys are preserved.
 
-When a value is decoded, a class's constructor is called only if the class is in `KNOWN` or is named
-in an allowlist. Instances of all other classes are rebuilt without running any of the class's code;
-see `objects`.
+When a value is decoded, a class's constructor is called only if the class is in `KNOWN`, is named
+by the allowlist, or is called by the `load` function of a registered type. Instances of all other
+classes are rebuilt without running any of the class's code; see `objects.py`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from perdure.checkpointers.stored_types import (
 
 _log = logging.getLogger("perdure")
 
-# The options with which ormsgpack is called are the options of langgraph's serializer, with two
-# differences. langgraph encodes instances of subclasses as their base class. langgraph always
-# passes the option to replace lone surrogates, but `Converter` passes it only for values that
-# contain lone surrogates.
+# Options for ormsgpack. They are the options of langgraph's serializer, with two differences.
+# langgraph does not pass OPT_PASSTHROUGH_SUBCLASS, so ormsgpack encodes instances of subclasses of
+# builtin types itself. langgraph always passes OPT_REPLACE_SURROGATES, but `Converter` passes it
+# only for values that contain lone surrogates.
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -61,6 +61,8 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
+# Options with which the types of nested values are preserved. `Converter` encodes tuples as msgpack
+# extensions, because ormsgpack would encode them as arrays, like lists.
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
 # message of the error that ormsgpack raises for lone surrogates
 SURROGATES: Final = "string contains surrogates"
@@ -73,9 +75,10 @@ _TOO_DEEP: Final = (
     f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
     f"than {_MAX_OBJECTS} levels"
 )
-_KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
+# types that `Converter` accepts as keys of a msgpack map, and as elements of tuples that are keys
+_PLAIN_KEY_TYPES: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
-# langgraph's extension codes
+# langgraph's msgpack extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
 # perdure's own msgpack extension codes: 64 for a tuple, stored as an array; 65 for a dict with keys
 # that msgpack does not support, stored as key-value pairs; and 66 for a value of a registered type,
@@ -155,7 +158,8 @@ class Allowlist:
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
         is_strict: Whether only classes that the option names may be rebuilt.
-        has_name: Returns whether the option names a class.
+        has_name: A function that returns whether the option names a class. It returns False for
+            every class if the option is True.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
@@ -189,7 +193,7 @@ class ObjectOrigin(NamedTuple):
     Attributes:
         extension_code: The code of the msgpack extension.
         class_name: The name of the object's class.
-        further_parts: The encoded values after the payload.
+        further_parts: The elements of the extension's list after the payload.
     """
 
     extension_code: int
@@ -228,8 +232,8 @@ class Converter:
     Args:
         allowlist: The classes that may occur in the value.
         exact: Whether a text with a lone surrogate is refused everywhere. By default it is refused
-            only in values that are stored exactly (sets, enums, data classes), in keys of dicts and
-            in ids of messages.
+            only in values that are stored with exact types (sets, plain data classes, registered
+            types), in keys of dicts and in ids of messages.
         former: The earlier names under which to encode classes, by present name.
 
     Attributes:
@@ -246,9 +250,9 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # `_in_registered` is True while the contents of a value of a registered type are being
-        # converted. During this time, a nested value that cannot be loaded raises an error instead
-        # of being returned as `DetachedFields`.
+        # `_in_registered` is True while a value of a registered type is being encoded, and in the
+        # `Converter` that then decodes it as a check. In the check, a nested value of a registered
+        # type whose `load` fails raises an error instead of being returned as `DetachedFields`.
         self._in_registered = False
         self._depth = 0
         # The first exception raised while converting a nested object. It is kept so that it can be
@@ -315,7 +319,10 @@ class Converter:
     # -- to msgpack
 
     def _encode_as_msgpack_extension(self, value: Any) -> Any:
-        """Build a msgpack extension for a value of a type that msgpack does not support."""
+        """Convert a value whose type ormsgpack does not encode itself.
+
+        The result is a msgpack extension, or for a subclass of a builtin type a value of that type.
+        """
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
@@ -350,9 +357,10 @@ class Converter:
         )
 
     def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
-        """Replace values whose types msgpack would not preserve.
+        """Replace nested bytearrays, and dicts with keys that msgpack does not support.
 
-        Each replacement is a msgpack extension that also records the original type.
+        Each replacement is a msgpack extension that also records the original type. Tuples are not
+        replaced here; with the options `_EXACT`, they are encoded as extensions.
         """
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._replace_types_that_msgpack_changes, value))
@@ -476,8 +484,9 @@ class Converter:
     def _encode_builtin_subclass_or_use_langgraph_serializer(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
-        An instance of a subclass of a builtin type is encoded as that type. Numpy arrays, and
-        objects of the classes that the allowlist names, are encoded by langgraph's serializer.
+        An instance of a subclass of str, int, list or dict is encoded as that type. Numpy arrays,
+        and objects of the classes that the allowlist names, are encoded by langgraph's serializer.
+        A deque with a `maxlen` is the exception.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):
@@ -611,11 +620,11 @@ def _wrap_fields_of_unavailable_class(
 
 
 def _is_plain_key(key: Any) -> bool:
-    return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
+    return type(key) in _PLAIN_KEY_TYPES or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# `_BUILTINS` maps each builtin type to a function that converts an instance of a subclass to this
-# type, as langgraph's serializer does.
+# `_BUILTINS` maps builtin types to functions. Each function converts an instance of a subclass to
+# the builtin type, as langgraph's serializer does.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -672,7 +681,7 @@ _MAX_NOTED: Final = 1000
 def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
     """Log a warning that objects of a class are loaded as dicts, and say how to avoid this.
 
-    The message is logged only once per class.
+    The warning is logged only once per class, and for at most `_MAX_NOTED` classes.
 
     Args:
         name: The stored name of the class.

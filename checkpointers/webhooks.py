@@ -1,5 +1,6 @@
-"""Store the webhooks of runs in the checkpointer's database until they are delivered or fail.
+"""Store the webhooks of runs in the checkpointer's database until they are no longer needed.
 
+A webhook is deleted after it has been delivered or its last delivery attempt has failed.
 If the database is encrypted, the URL and body of each webhook are encrypted too.
 """
 
@@ -23,7 +24,8 @@ class WebhookTable(ServerTable):
     ) -> None:
         """Store a webhook that notifies its receiver that a run has ended.
 
-        See `build_webhook_insert` for the arguments.
+        A cancellation of the run does not prevent this. For the arguments, see
+        `build_webhook_insert`.
         """
         insert = self.build_webhook_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
@@ -42,15 +44,17 @@ class WebhookTable(ServerTable):
         """Build the statement that stores the webhook of a run.
 
         The statement does nothing if this process no longer owns the run, if the webhook is already
-        stored, or if a cancel request other than `known_cancel` was made for the run.
+        stored, or if the run was cancelled with a cancel action other than `known_cancel`. If
+        `known_cancel` is `rollback`, the cancel action is ignored.
 
         Args:
             run: The run that ends.
             content: The content to send.
             content_if_erased: The content to send instead if something was erased from the thread
                 during the run. `content_if_erased` contains no values from the run.
-            keeps_thread: Whether the thread is kept after the run.
-            known_cancel: See `RunTable.end_run`.
+            keeps_thread: Whether the thread is kept after the run. If False, the webhook is stored
+                without its thread, so that the deletion of the thread does not delete it.
+            known_cancel: The cancel action that the caller has carried out, or None.
         """
         associated_data = "webhook", run.run_id
         sealed = [
@@ -80,8 +84,8 @@ class WebhookTable(ServerTable):
             retry_delays_s: The delay in seconds after each attempt. The last delay is repeated.
 
         Returns:
-            The content of the webhook and the number of earlier attempts, or None if another
-            process has claimed the attempt.
+            The content of the webhook and the number of earlier attempts. None if the webhook is no
+            longer due, because another process has claimed the attempt or deleted the webhook.
         """
 
         def flow() -> Flow[tuple[Any, int] | None]:

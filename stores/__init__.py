@@ -69,10 +69,11 @@ def __getattr__(name: str) -> Any:
 
 
 def open_store(db: Any, **options: Any) -> WholeStore:
-    """Open an SQLite file or a Postgres database.
+    """Open the store in an SQLite file or in a Postgres database.
 
-    For a Postgres database, `db` is a DSN, a function that returns a DSN, or a connection pool. See
-    `SQLiteStore` and `PostgresStore` for the options.
+    For an SQLite file, `db` is the path of the file. For a Postgres database, `db` is a DSN, a
+    function that returns a DSN, or a connection pool. See `SQLiteStore` and `PostgresStore` for the
+    options.
     """
     if callable(db) or hasattr(db, "getconn") or (isinstance(db, str) and is_dsn(db)):
         from perdure.stores.postgres import PostgresStore

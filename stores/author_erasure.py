@@ -1,4 +1,10 @@
-"""Erase one author's texts from items that several people share."""
+"""Erase one author's texts from namespaces that several people share.
+
+An item version contains an author's texts in two cases. Either the author wrote the version, or
+another person wrote it and its value still contains earlier texts by the author. Versions of the
+first kind are deleted, and versions of the second kind are rewritten. With `hand_over`, all texts
+are kept, and only the author's name and the links to the author's threads are removed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ from perdure.stores.values import encode_value_as_json
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """The database rows that contain an author's texts or the author's name.
+    """The database rows that contain an author's texts and name, from the statement `all_versions`.
 
     Attributes:
         by_author: Rows of the versions that the author wrote.
@@ -55,7 +61,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find versions that the author wrote, or that still contain the author's earlier texts."""
+    """Find the versions under a prefix that the author wrote or that contain the author's texts."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -68,7 +74,7 @@ def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_A
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return an item's earlier texts, each as the record that is stored in the item's value."""
+    """Return the records of a memory's earlier texts, which the memory's value contains."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
@@ -81,10 +87,7 @@ def _is_by(entry: Any, author: str) -> bool:
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Erase the versions that an author wrote, or only remove the author's name from them.
-
-    All changes are made in one transaction.
-    """
+    """Erase an author's texts, or with `hand_over` only the author's name, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_rows_of_author(parts, path, author)
     changed_rows = [*found_rows.by_author, *found_rows.by_others]
@@ -113,7 +116,11 @@ def _erase_author(
 def _remove_author_from_version(
     parts: StoreParts, row: Row, author: str, *, hand_over: bool
 ) -> Flow[None]:
-    """Rewrite a version, removing an author's texts or only the author's name."""
+    """Rewrite a version without the author's earlier texts and without the author's name.
+
+    With `hand_over`, the earlier texts are kept. Message ids are removed together with the name,
+    because they identify messages of the author's threads.
+    """
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:

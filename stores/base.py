@@ -13,7 +13,8 @@ Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
 # Start (inclusive) and end (exclusive) of a period, both with a time zone
 Period = tuple[datetime, datetime]
-# Time to live in minutes. None means that the item never expires.
+# Time to live in minutes. None means that the item never expires. `NOT_PROVIDED` means the store's
+# default time to live.
 TTL = float | None | NotProvided
 # Progress callback, called with the number of finished items and the total number (None if unknown)
 Progress = Callable[[int, int | None], None]
@@ -24,7 +25,7 @@ class Provenance:
     """The origin of an item. All fields are optional, and searches can filter by any of them."""
 
     thread_id: str | None = None
-    # Id of a checkpoint in the conversation `thread_id`
+    # Id of a checkpoint in the thread `thread_id`
     checkpoint_id: str | None = None
     # Ids of the messages that the item was made from
     message_ids: tuple[str, ...] = ()
@@ -65,12 +66,15 @@ class StoredItem(Item):
         value: The JSON object.
         key: The key of the item, unique in its namespace.
         namespace: The labels of the namespace.
-        created_at: The time at which the key was first put (UTC).
+        created_at: The time at which the item was created (UTC). If the key was deleted and put
+            again, this is the time of the first put after the deletion.
         valid_from: The time at which this version was put (UTC).
-        version: The number of this version. The first put of a key has 1.
+        version: The number of this version. The first put of a key has 1. A deletion does not
+            restart the numbers.
         valid_to: The time at which this version was replaced or deleted or expired (UTC). None
-        means that this is the current version.
-        expires_at: The time at which the item will expire (UTC), or None if it never does.
+            means that this is the current version.
+        expires_at: The time at which the current version will expire (UTC), or None if it never
+            does.
         provenance: The origin of the item, or None if it was put without one.
     """
 
@@ -189,13 +193,14 @@ class PendingEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `forget`.
+    """The result of `forget` or `forget_author`.
 
-    With `dry_run`, the receipt lists the items and messages that `forget` would remove.
+    With `dry_run`, the receipt counts and lists what would be removed.
 
     The attribute `clean` is true if no byte of the removed items is left in the database file or
     its WAL. It is false after a dry run, if another process is still reading an older snapshot, or
-    if the disk has no room for a copy of the database file.
+    if the disk has no room for a copy of the database file. On Postgres, which does not overwrite
+    deleted bytes, it is false after every erasure that removed something.
 
     The receipt does not cover copies of a removed text elsewhere, such as quotations in the
     messages of a conversation. Each hash can prove that a certain text was erased, without
@@ -206,7 +211,8 @@ class Receipt:
     # Number of removed versions that were no longer current, including versions of items that were
     # deleted earlier
     versions: int
-    # Number of messages removed from threads, counting each stored copy of a message
+    # Number of messages removed from threads, counting each stored copy of a message. With
+    # `dry_run`, number of message ids in the provenance of the items.
     messages: int
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     # BLAKE2b-128 hash of each removed value's JSON, in hexadecimal
@@ -218,16 +224,18 @@ class Receipt:
     # Tasks that were cancelled because they quoted an erased message, as strings of the form
     # `thread_id: node:task_id`
     cancelled: tuple[str, ...] = ()
-    # Total size in bytes of the values and provenance of the removed versions
+    # Total size in bytes of the removed versions: of their stored values and provenance, or after
+    # `forget_author` of their values as JSON
     size_bytes: int = 0
-    # Namespaces that have the person's name as a label but were not erased
+    # Namespaces that have the name of the forgotten person as a label but were not erased. Only
+    # `perdure.memory` sets this.
     others: tuple[Namespace, ...] = ()
     # Number of versions that were kept, but from which the author's name was removed
     handed_over: int = 0
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
-        """The distinct namespaces of the erased items."""
+        """The distinct namespaces of the removed items."""
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
@@ -302,7 +310,8 @@ class TransferReport:
     Attributes:
         items: Number of imported current items.
         versions: Number of imported closed versions.
-        skipped: Number of versions that exist already or are older than the existing version.
+        skipped: Number of versions that were not imported because this store already contains them
+            or a newer version of the item.
         unsuitable: Number of items that were skipped because of `on_unsuitable="skip"`.
         refused: Namespace and key of each refused item. An item is refused if a tombstone of this
             store says that one of its texts was deleted or forgotten.

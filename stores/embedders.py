@@ -1,10 +1,12 @@
 """Build embedders from an object, a function or a model name.
 
 A blocking model is called in a daemon thread. A call that never returns can be abandoned, because a
-daemon thread does not keep the process alive. For async callers, an async model is awaited in the
-caller's event loop. For blocking callers, an async model runs on an event loop in a separate OS
-thread. All blocking callers share one event loop, because the connections of an async client belong
-to the loop on which they were opened.
+daemon thread does not keep the process alive. There is one exception: for blocking callers, a model
+that computes in this process (`in_process`) is called in the caller's thread.
+
+For async callers, an async model is awaited in the caller's event loop. For blocking callers, an
+async model runs on an event loop in a separate OS thread. All blocking callers share one event
+loop, because the connections of an async client belong to the loop on which they were opened.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ TIMEOUT_S = 60.0
 BATCH_SIZE = 256
 # maximum number of cached vectors; they take 25 MB if each has 1,536 dimensions
 CACHE_SIZE: Final = 4096
+# maximum number of daemon threads in which an embedder calls its model at the same time
 _MAX_THREADS: Final = 8
 # maximum number of vectors that are validated on the event loop; validating more vectors would take
 # over 0.5 ms, so larger batches are validated in an OS thread
@@ -88,6 +91,9 @@ def embedder_from(
     timeout_s: float | None = TIMEOUT_S,
 ) -> CheckedEmbedder:
     """Build an embedder from an object, a function or the name of a model.
+
+    If `spec` is an embedder that this function has built, and `name` is None or its name, the
+    function returns `spec` itself. `batch_size` and `timeout_s` then have no effect.
 
     Args:
         spec: An `Embedder`; a langchain-core `Embeddings`; a function, blocking or async, from a
@@ -161,7 +167,11 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
 
 
 def _find_model_name(embedder_spec: Any) -> str:
-    """Return the name under which the store records an embedding model."""
+    """Return the name under which the store records an embedding model.
+
+    For a function or an object without a name of its own, this is the qualified name of the
+    function or class. It is followed by the name of the model that the object says it uses, if any.
+    """
     if isinstance(embedder_spec, str):
         return embedder_spec
     if isinstance(embedder_spec, Embedder) and not isinstance(embedder_spec, Embeddings):
@@ -238,12 +248,14 @@ class CheckedEmbedder:
     ) -> None:
         self.name = name
         self._dims = dims
-        self._documents, self._queries = _find_document_and_query_embed_functions(model)
+        self._document_function, self._query_function = _find_document_and_query_embed_functions(
+            model
+        )
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
-        self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
+        self._clear_model_cache: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
         # A cache of vectors, keyed by the text and by whether the text is a query. The least
         # recently used entry comes first.
@@ -263,44 +275,51 @@ class CheckedEmbedder:
             ConfigurationError: `texts` is not a list of strings.
         """
         return run_flow(
-            self._embed_batches(texts, is_query=False), partial(self._call_model, self._documents)
+            self._embed_batches(texts, is_query=False),
+            partial(self._call_model, self._document_function),
         )
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
         """Return the embeddings of texts; see `embed`."""
         return await arun_flow(
-            self._embed_batches(texts, is_query=False), partial(self._acall_model, self._documents)
+            self._embed_batches(texts, is_query=False),
+            partial(self._acall_model, self._document_function),
         )
 
     def embed_query(self, text: str) -> Floats:
         """Return the embedding of a query as a float32 array. Raises the errors of `embed`."""
         rows = run_flow(
-            self._embed_batches([text], is_query=True), partial(self._call_model, self._queries)
+            self._embed_batches([text], is_query=True),
+            partial(self._call_model, self._query_function),
         )
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
         """Return the embedding of a query; see `embed_query`."""
         rows = await arun_flow(
-            self._embed_batches([text], is_query=True), partial(self._acall_model, self._queries)
+            self._embed_batches([text], is_query=True),
+            partial(self._acall_model, self._query_function),
         )
         return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
-        """Drop all cached vectors.
+        """Drop all cached vectors, including those that the model itself caches.
 
-        This method is called when items are erased, because a cached vector can reveal the text
-        that it was computed from.
+        The store calls this method after items were erased, because a cached vector can reveal the
+        text that it was computed from.
         """
         with self._lock:
             self._cache.clear()
-        if self._clear_model is not None:
-            self._clear_model()
+        if self._clear_model_cache is not None:
+            self._clear_model_cache()
 
     def _embed_batches(
         self, texts: Sequence[str], *, is_query: bool
     ) -> Generator[list[str], Floats, Floats]:
-        """Yield batches of texts, receive their vectors through `send`, and return all vectors."""
+        """Yield batches of texts, receive their vectors through `send`, and return all vectors.
+
+        Texts whose vectors are cached are in no batch.
+        """
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
@@ -454,10 +473,13 @@ class StoreEmbedder:
     """The embedder of a store, if it has one."""
 
     embedder: CheckedEmbedder | None = None
-    model: Model | None = None  # the model as it is recorded in the file
+    # The model's name and dimensions, and the encoding of its vectors, as they are or will be
+    # recorded in the database. `dims` is 0 while the dimension is unknown. None if the store has no
+    # embedder.
+    model: Model | None = None
     in_process: bool = False  # whether the model runs in this process
     # The embedding function of a model that is so fast that vectors are not stored; otherwise None.
-    # With such a model, each search computes the vectors of the items that it reads.
+    # With such a model, a search computes the vectors of the items that it loads into its index.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
     # Whether the caller left the vector encoding unset. If so, the store uses the encoding that is
     # recorded in the database file.
@@ -469,7 +491,10 @@ class StoreEmbedder:
         return self.model is not None and self.embed_quickly is None
 
     def adopt_encoding(self, file_model: Model) -> None:
-        """Use the file's vector encoding, unless the caller has specified an encoding."""
+        """Use the vector encoding recorded in the file, if its vectors come from the same model.
+
+        An encoding that the caller has specified is kept.
+        """
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
 
@@ -488,7 +513,11 @@ class StoreEmbedder:
     def compute_missing_vectors_if_possible(
         self, texts_by_row: Sequence[Sequence[str]], recorded_model: Model | None
     ) -> list[bytes | None]:
-        """Return the encoded embeddings of each row's texts, or None if they cannot be computed."""
+        """Return the encoded embeddings of each row's texts.
+
+        The element of a row is None if the row has no texts. All elements are None if searches do
+        not compute vectors with the recorded model.
+        """
         if (
             self.embed_quickly is None
             or recorded_model is None

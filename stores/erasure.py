@@ -1,4 +1,7 @@
-"""Erase items, including all their versions, indexed words, embeddings and source messages."""
+"""Erase items, including all their versions, indexed words and embeddings.
+
+If a checkpointer is given, the messages from which the items were created are erased too.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,20 @@ class ErasedMessages(Protocol):
 
 
 class ErasesMessages(Protocol):
-    """The interface of checkpointers that can erase messages. `forget` requires this interface."""
+    """The interface that `forget` requires of the checkpointer that it receives."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
         """Erase messages from a thread permanently. `message_ids=None` erases the whole thread."""
 
 
 class _Criteria(NamedTuple):
-    """The criteria that select the items to forget."""
+    """The criteria that select the items to erase.
+
+    Attributes:
+        selection: The prefix and the filters.
+        key: The key of the item, whose namespace is then the prefix. None selects all keys.
+        words: The words that the text of a value must all contain.
+    """
 
     selection: Selection
     key: str | None
@@ -52,7 +61,13 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """All versions of the selected keys, and the ids of their source messages in each thread."""
+    """The rows to erase, and what is known about them.
+
+    Attributes:
+        rows: All versions of the selected keys, from the statement `all_versions` or `history`.
+        hashes: The BLAKE2b-128 hashes of the versions' JSON, in hexadecimal.
+        messages: The ids of the messages from which the versions were created, by thread id.
+    """
 
     rows: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
@@ -91,11 +106,9 @@ def forget(
         Selection(
             parts.resolve_prefix(() if prefix is None else prefix),
             parts.now(),
-            parse_filter(filter)
-            if filter
-            # Do not call `StoreParts.build_item_selection`, because it caches the filter, which may
-            # contain the very text that must also be erased from memory.
-            else None,
+            # Do not call `StoreParts.build_item_selection`, because it caches the filter. The
+            # filter may contain the very text that must be erased, from this process's memory too.
+            parse_filter(filter) if filter else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_item_key(key),
@@ -119,6 +132,7 @@ def forget(
         found_rows = parts.database.write(
             lambda: _erase_and_return_matching_rows(parts, criteria), deletes_rows=True
         )
+        # Erase the messages of versions that were put after the first read.
         messages_after = {
             thread_id: ids - (messages_before.get(thread_id) or set())
             for thread_id, ids in found_rows.messages.items()
@@ -145,7 +159,10 @@ def forget(
 def _erase_messages_by_thread(
     checkpointer: ErasesMessages | None, message_ids_by_thread: Mapping[str, set[str] | None]
 ) -> list[tuple[str, ErasedMessages]]:
-    """Erase messages from each thread, in order of thread id, and return the reports."""
+    """Erase messages from each thread, in order of thread id, and return the reports.
+
+    If the message ids of a thread are None, the whole thread is erased.
+    """
     if checkpointer is None:
         return []
     return [
@@ -184,7 +201,10 @@ def _build_erasure_receipt(
 
 
 def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
-    """Find all versions of the keys that match the criteria, and their source messages."""
+    """Find all versions of the keys that match the criteria, and their source messages.
+
+    A key matches if at least one of its versions meets all criteria.
+    """
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
         rows = yield parts.sql("all_versions", *prefix_range(prefix))
@@ -255,8 +275,8 @@ def _check_criteria_and_return_if_all_unset(
 def _parse_query_words(query: str | None) -> frozenset[str]:
     """Return the words of a query.
 
-    An item is erased only if its text contains all words of the query. The set is empty if there is
-    no query.
+    An item is erased only if the text of one of its versions contains all words of the query. The
+    set is empty if there is no query.
 
     Raises:
         ConfigurationError: The query is not text, or has no words.

@@ -1,8 +1,8 @@
 """Compute vectors for items that have none.
 
-An item has no usable vectors before a put stores it, if the embedder failed, or after the store's
-embedding model was replaced. Until its vectors have been computed, an item can be found only by
-keyword search.
+An item has no usable vectors in three cases: a put has not stored it yet, the embedder failed when
+it was put, or the store's embedding model was replaced afterwards. Until its vectors have been
+computed, an item can be found only by keyword search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class MissingEmbeddings:
         self._parts = parts
         self._sql, self._runner = parts.sql, parts.runner
         self._embeddings = parts.preparer.embeddings
-        # whether this process has put items that could not be embedded
+        # Whether the next put retries items whose embedding failed. Set to True when an embedding
+        # fails in this process, and to False when no more items are left to retry.
         self._may_retry = False
 
     # -- vectors of puts
@@ -41,10 +42,11 @@ class MissingEmbeddings:
     async def embed_puts_and_get_model(self, puts: Sequence[Put]) -> Model | None:
         """Compute the vectors of new items.
 
-        If the embedder fails, the error message is recorded in each put, and no vectors are stored.
+        If the embedder fails, the error message is recorded in each put that has text to embed, and
+        no vectors are stored. If searches compute the vectors, nothing is computed here.
 
         Returns:
-            The model of the vectors, or None if no vectors are stored.
+            The model to record in the database, or None if there are no vectors.
         """
         model = self._embeddings.model
         if model is not None and self._embeddings.embed_quickly is not None:
@@ -63,11 +65,11 @@ class MissingEmbeddings:
         return model
 
     async def embed_pending_items_after_put(self, put_count: int) -> None:
-        """Compute some of the missing vectors after a put of `put_count` items.
+        """After a put of `put_count` items, retry items whose embedding failed.
 
-        At most `put_count + 16` of the items that lack vectors are embedded.
-
-        Items whose embedding has failed more than `_MAX_RETRIED_ATTEMPTS` times are skipped.
+        At most `put_count + 16` items are embedded. Nothing is done unless an embedding has failed
+        in this process and failed items may be left. Items whose embedding has failed more than
+        `_MAX_RETRIED_ATTEMPTS` times are skipped. A new failure raises no error.
         """
         if not self._may_retry:
             return
@@ -100,9 +102,10 @@ class MissingEmbeddings:
     def _read_rows_without_vectors(
         self, prefix: bytes, after_id: int, limit: int, max_attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
-        """Return the rows of items that lack vectors, starting after the row id `after_id`.
+        """Return the rows of items without vectors because the embedder failed, ordered by row id.
 
-        Items with more than `max_attempts` failed attempts are skipped.
+        Only rows with an id above `after_id` are returned. Items with more than `max_attempts`
+        failed attempts are skipped.
         """
         sql = self._sql["pending"]
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), max_attempts, limit))
@@ -125,7 +128,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_missing(self, prefix: bytes) -> int:
-        """Embed all items without vectors under a prefix, and return how many were embedded."""
+        """Embed the items under a prefix whose embedding failed, and return how many succeeded."""
         total = since = 0
         while rows := (
             await self._runner.run_read_flow(
@@ -140,7 +143,10 @@ class MissingEmbeddings:
         """Embed rows, store their vectors, and return how many rows were embedded.
 
         If embedding a group of rows fails, the group is repeatedly split in half, down to single
-        rows.
+        rows. The error of a single row is recorded with the row.
+
+        Raises:
+            EmbeddingFailed: No row could be embedded, so the embedder itself is probably at fault.
         """
         pending_groups, embedded_count = [rows] if rows else [], 0
         last_error: EmbeddingFailed | None = None
@@ -164,8 +170,7 @@ class MissingEmbeddings:
                 await self._runner.run_write_flow(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # If embedding has failed for two individual rows and has not succeeded for any row,
-                # raise the error, because the embedder itself is probably at fault.
+                # Do not try the remaining rows if two rows have failed and none has succeeded.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -191,8 +196,8 @@ class MissingEmbeddings:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        # The embedder is slow, so it runs in a separate thread and not in the threads that read
-        # from the database.
+        # The embedder is slow, so it is not called as part of a batch (`call_in_thread`), where it
+        # would delay the results of other calls.
         if self._embeddings.in_process:
             embed = partial(embedder.embed, chunks)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
@@ -208,7 +213,11 @@ class MissingEmbeddings:
     # -- vectors of another model
 
     async def reembed(self, progress: Progress | None) -> int:
-        """Recompute all vectors with the current model, and return how many were computed."""
+        """Recompute all vectors with the current model, and return how many were computed.
+
+        If searches compute the vectors, only drop the stored vectors of earlier models, and return
+        how many items that concerned.
+        """
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:
             number = await self._runner.run_write_flow(
@@ -240,10 +249,13 @@ class MissingEmbeddings:
     async def _drop_and_count_vectors_of_earlier_models(
         self, model_number: int, progress: Progress | None
     ) -> int:
-        """Drop stored vectors that were computed with earlier models.
+        """Drop stored vectors of earlier models, and the records of failed embeddings.
 
         New vectors are not stored, because searches compute vectors with the current model on
         demand.
+
+        Returns:
+            The number of dropped rows.
         """
         dropped_count = 0
         while rows := (

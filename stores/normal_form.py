@@ -1,8 +1,12 @@
-"""Compute normal forms. Texts with the same words in the same order have equal normal forms.
+"""Compute the normal form of a text, which is used to recognise texts that say the same.
 
-The normal form ignores case, punctuation, white space and letter variants. A tombstone stores the
-hash of a text's normal form. The computation of normal forms must not change between releases. If
-the computation changed, the hashes in existing tombstones would no longer match any text.
+The normal form ignores case, white space, letter variants, and punctuation that carries no meaning.
+It keeps punctuation that changes the meaning, as in `10.5`, `-5` or `A-`. It also keeps whether a
+text ends with a question.
+
+A tombstone stores the hash of a text's normal form. The computation of normal forms must not change
+between releases. If the computation changed, the hashes in existing tombstones would no longer
+match any text.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Final
 
 from perdure.stores.text import ends_with_question
 
+# punctuation that the normal form replaces with a space
 _IGNORED: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
     r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
@@ -23,6 +28,7 @@ _MEANINGFUL_INSIDE: Final = re.compile(
     r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
 )
+# a fast test: text without such a character contains no match of `_MEANINGFUL_INSIDE`
 _MAY_HAVE_MEANINGFUL: Final = re.compile(r"[\d']")
 # matches punctuation that is significant at the start or end of a word, as in A-, 5* and .NET
 _SIGNS_AT_WORD_ENDS: Final = re.compile(
@@ -30,17 +36,21 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<![\w.])\.(?=\w)"
 )
+# Significant signs become mathematical operators that look similar and are not in `_IGNORED`.
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
+# emphasis in Markdown, such as *word* or **word**, whose asterisks are removed
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
+# Superscript digits and signs. They are replaced with ^ and digits, as in x^2, except after a unit
+# of length, where they become plain digits: m² becomes m2.
 _SUPERSCRIPTS: Final = re.compile(
-    # Superscript digits are replaced with ^ and digits, as in x^2, except after a unit of length,
-    # where they become plain digits: m² becomes m2.
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
 # Matches a run of 30 combining marks after one letter. Sorting a longer run would take quadratic
 # time, so a joiner is inserted after every 30 marks (the Stream-Safe Text Format of Unicode
 # Standard Annex 15).
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
+# Control characters that stand for significant punctuation while `_IGNORED` is removed. They remain
+# in the normal form.
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -63,15 +73,17 @@ def normalize_text_for_comparison(text: str) -> str:
             lambda match: _PLACEHOLDERS.get(match[0], _PLACEHOLDERS["-"]), plain
         )
     words = " ".join(_IGNORED.sub(" ", marked).split())
+    # A text that contains nothing but punctuation is compared as it is.
     return f"{words} ?" if words and ends_with_question(text) else words or plain.strip()
 
 
 def unify_letter_variants(text: str) -> str:
     """Convert the variants of each letter to a single form by Unicode normalisation.
 
-    The returned text still contains punctuation, which the callers remove. Punctuation that is
-    significant at the start or end of a word, such as the asterisk in `5*`, is replaced with a
-    special character, so that callers do not strip it.
+    The returned text still contains punctuation, which the callers remove. Only the asterisks of
+    Markdown emphasis are removed here. Punctuation that is significant at the start or end of a
+    word, such as the asterisk in `5*`, is replaced with a special character, so that callers do not
+    remove it.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(
@@ -84,5 +96,9 @@ def unify_letter_variants(text: str) -> str:
 
 
 def _lower_superscript(match: re.Match[str]) -> str:
-    """Return the replacement for a regex match of superscript digits."""
+    """Return the replacement for a match of `_SUPERSCRIPTS`.
+
+    After a unit of length, the match is returned unchanged. NFKC then converts its superscript
+    digits to plain digits.
+    """
     return match[0] if match[1] else f"^{match[2]}"

@@ -1,4 +1,4 @@
-"""The components of an open store, its validated options, and the class that runs its operations.
+"""Build the components of a store, and run its operations for blocking and async callers.
 
 The options of a store are checked before its database is opened. When the database is opened, the
 options are compared with the settings recorded in it.
@@ -7,10 +7,10 @@ A put is implemented as a coroutine that awaits effects (see `perdure.effects`).
 that blocking and async callers perform in different ways. The coroutine awaits a separate effect
 for each read, write and embedder call. A database snapshot is held open only while reading, never
 while waiting for the embedder. Store reads are blocking calls. A coroutine runs a store read in a
-worker thread.
+thread of the reading pool.
 
 Requests that coroutines make in the same event loop iteration are executed as one batch. Batching
-saves time, because switching to a worker thread and back costs more than a small read, and a
+saves time, because switching to another thread and back costs more than a small read, and a
 transaction costs more than a small write.
 """
 
@@ -68,6 +68,8 @@ T = TypeVar("T")
 _MAX_BATCH = 16
 # a request submitted by a coroutine, and the `Promise` that receives its result
 _Request = tuple[Any, Promise[Any]]
+# How an encrypted store protects the words in its stored search indexes: by encrypting the indexes
+# only, or by also replacing each word with a keyed hash.
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """Prefix of the names of tables with transcripts of threads, in place of `store_`."""
@@ -145,7 +147,7 @@ class Options(BaseModel):
     index_bytes: _Natural
     max_value_bytes: Annotated[int, Field(ge=1)]
     read_only: bool
-    # SQLite stores milliseconds in 32 bits
+    # SQLite stores the timeout in milliseconds as a 32-bit integer
     timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]
 
 
@@ -278,8 +280,8 @@ class StoreParts:
             sql: The statements of the store.
             options: The checked options.
             now: Returns the current time in microseconds.
-            open_database: Returns the database. Its argument must be run whenever the database is
-                opened.
+            open_database: A function that returns the database. The database must run the flow of
+                the function's argument each time it is opened.
             values: The location of the items' JSON values, for use in SQL conditions.
         """
         seal = build_encryption_or_checksum_seal(options.key)
@@ -306,10 +308,11 @@ class StoreParts:
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
 
-        # The caches are cleared after an erasure, because cached vectors and filters may reveal
-        # erased texts.
         def clear_caches() -> None:
-            """Drop the cached vectors and filters, because they may reveal erased texts."""
+            """Drop the cached vectors and filters after an erasure.
+
+            They may reveal erased texts.
+            """
             _parse_json_filter.cache_clear()
             if embeddings.embedder is not None:
                 embeddings.embedder.clear_cache()
@@ -343,7 +346,7 @@ class StoreParts:
             max_bytes: The maximum total size of the items' JSON in bytes, or None.
 
         Raises:
-            ConfigurationError: A limit is not an integer.
+            ConfigurationError: A limit is not an integer, 0 or more.
         """
         for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
             if limit is not None:
@@ -387,8 +390,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # After an erasure, no caches need to be cleared, because fragments of texts are held
-            # only in the index.
+            # After an erasure, no other caches must be cleared. Without an embedder, only the index
+            # contains parts of texts.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -466,10 +469,10 @@ class StoreParts:
     def restart_ttls_of_read_items(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
-        """Refresh the TTL of items that were read, unless refreshing is disabled.
+        """Restart the TTL of items that were read, unless this is disabled or the store read-only.
 
-        The `refresh_ttl` argument takes precedence over the store's configuration. By default,
-        reading an item refreshes its TTL, as in langgraph's stores.
+        The `refresh_ttl` argument takes precedence over the store's option `refresh_on_read`. By
+        default, reading an item restarts its TTL, as in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
@@ -538,7 +541,7 @@ def _build_keyed_word_hasher(secret_key: bytes) -> Callable[[str], str]:
 
 
 class ReadingThreadCaller(Protocol):
-    """The interface of a function that runs a call in a worker thread."""
+    """The interface of a function that runs a call in a thread of the reading pool."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
         """Start the call, and return a future for its result."""
@@ -579,7 +582,8 @@ class OperationRunner:
 
         Args:
             operation: The operation.
-            computes_in_thread: Whether the code between effects runs in a reading thread.
+            computes_in_thread: Whether the code between effects runs in a thread of the reading
+                pool.
         """
         try:
             await self.database.aconnect()
@@ -591,8 +595,8 @@ class OperationRunner:
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a slow call.
 
-        In blocking code, the function is called directly; in a coroutine, it is called in a worker
-        thread.
+        In blocking code, the function is called directly. In a coroutine, it is called in a thread
+        of the reading pool.
         """
         return Effect(call, lambda: self.call_reader(call))
 
@@ -615,6 +619,7 @@ class OperationRunner:
             model: The embedding model, or None if there are no vectors.
         """
         request = _WriteRequest(puts, now, model)
+        # Puts with conditions can fail, so they do not share a transaction with other callers.
         is_separate = not all(put.is_unconditional for put in puts)
         return Effect(
             lambda: self._write_puts_serialized_by_namespace(self.database.write, request),

@@ -1,6 +1,6 @@
-"""Validation and encoding of puts and deletes, and the flows that write them to the database.
+"""Validate and encode puts and deletes, and write them to the database.
 
-A put keeps the key's previous version, and records the time at which it was replaced.
+A put keeps the key's previous version, and records the time at which that version was replaced.
 """
 
 from __future__ import annotations
@@ -58,18 +58,14 @@ _MAX_TTL = 1 << 56
 class Limit:
     """The limits of the scope under a prefix."""
 
-    prefix: bytes
-    items: int | None
-    bytes: int | None
+    prefix: bytes  # path of the scope
+    items: int | None  # maximum number of items, or None
+    bytes: int | None  # maximum total size of the items' JSON in bytes, or None
 
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """A validated put or delete, with all data that can be computed without the database.
-
-    A version has a row in `store_search_data` only if it has data that cannot be computed during a
-    search: stored vectors, or search paths that differ from the store's default paths.
-    """
+    """A validated put or delete, with all data that can be computed without the database."""
 
     path: bytes  # path of the namespace
     key: str
@@ -104,7 +100,11 @@ class Put:
 
     @property
     def has_index_row(self) -> bool:
-        """True if the version has a row in `store_search_data`."""
+        """True if the version gets a row in `store_search_data`.
+
+        The row contains what a search cannot compute from the value: stored vectors, and search
+        paths that differ from the store's default paths.
+        """
         return self.is_searched and (self.stores_vectors or self.fields is not None)
 
 
@@ -113,7 +113,7 @@ class PutPreparer:
     """Validates puts, and computes all their data that does not depend on the database."""
 
     fields: list[str]  # default paths whose text is searched
-    max_bytes: int
+    max_bytes: int  # maximum size of a value's JSON in bytes
     embeddings: StoreEmbedder
     # keyed hash function for words, or None if words are not hashed
     mask_word: Callable[[str], str] | None = None
@@ -181,6 +181,8 @@ class PutPreparer:
     ) -> tuple[list[str], bool]:
         """Return the tokens of a value's text, and whether the text ends with a question.
 
+        If the store hashes words, the tokens are keyed hashes.
+
         Args:
             value: The value.
             fields: The JSON list of the item's searched paths, or None for the store's default
@@ -223,7 +225,8 @@ class PutPreparer:
             file_model: The embedding model recorded in the database.
 
         Returns:
-            The encoded vectors of each value, or None if they cannot be computed.
+            The encoded vectors of each value, or None for each value without them; see
+            `StoreEmbedder.compute_missing_vectors_if_possible`.
         """
         texts = [
             extract_texts(value, self.parse_fields(fields))
@@ -290,7 +293,11 @@ class VersionTimes(NamedTuple):
 
 
 class NewVersion(NamedTuple):
-    """A version to add. `namespace_key` is None if the namespace does not exist yet."""
+    """A version to add.
+
+    `namespace_key` is the primary key of the namespace, or None if the namespace does not exist
+    yet.
+    """
 
     put: Put
     namespace_key: int | None
@@ -310,15 +317,15 @@ class WriteTotals:
     # (put, version id) tuples for the new versions that need a row in the table
     # `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    # net growth of each namespace, in items
+    # net growth of each namespace, in items and in bytes, by the namespace's primary key
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    # net change in the number of unexpired items across all namespaces
+    # net growth of all namespaces together, in unexpired items and in their bytes
     item_growth: int = 0
     byte_growth: int = 0
 
     def add_namespace_growth(self, namespace_key: int, added_items: int, added_bytes: int) -> None:
-        """Increase a namespace's item and byte counts. Negative numbers mean removals."""
+        """Add items and bytes to a namespace's growth. Negative numbers mean removals."""
         self.items_by_namespace[namespace_key] += added_items
         self.bytes_by_namespace[namespace_key] += added_bytes
         self.item_growth += added_items
@@ -364,8 +371,6 @@ class ItemWriter:
     ) -> Flow[None]:
         """Write a transaction's accumulated data, and check that no scope exceeds its limits."""
         statements_at_end = [*statements, *self._build_statements_that_write_totals(totals)]
-        # Deletes, and puts that make an item smaller, are allowed even in a scope that exceeds its
-        # limit.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if statements_at_end:
@@ -373,6 +378,8 @@ class ItemWriter:
             return
         yield statements_at_end
         for limit in limits:
+            # Check only what has grown. Deletes, and puts that make an item smaller, are allowed
+            # even in a scope that exceeds its limit.
             grown_limit = Limit(
                 limit.prefix,
                 limit.items if totals.item_growth > 0 else None,
@@ -458,8 +465,9 @@ class ItemWriter:
     def read_current_version_row(self, put: Put) -> Flow[Row]:
         """Return the row of a key's current version.
 
-        The columns are those of the SQL statement `find_present`. If the key does not exist, all
-        columns are None.
+        The columns are those of the SQL statement `find_present`. If the key has no current
+        version, the columns of that version are None, and the row describes the key's last closed
+        version, if there is one.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
@@ -603,7 +611,7 @@ class ItemWriter:
     ) -> Flow[int]:
         """Record an embedding model unless it is already recorded, and return the model's number.
 
-        `setting_rows` is the recorded setting.
+        `setting_rows` are the rows of the statement that reads the recorded model.
         """
         stored_model = Model.from_setting(setting_rows[0][0]) if setting_rows else None
         if stored_model == model:
@@ -618,7 +626,13 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store vectors for versions that were written without vectors."""
+        """Store newly computed vectors of existing versions.
+
+        Args:
+            vectors_of_rows: The id of each version, and its encoded vectors, or None if it has no
+                text to embed.
+            model: The model of the vectors.
+        """
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)

@@ -41,8 +41,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # page size, in rows, for reading namespaces or past versions
 _PAGE_ROWS = 256
-# maximum number of matching rows for which an index is used; if more rows match, scanning the rows
-# in sort order is faster
+# number of matching rows from which a path index is no longer used, because scanning the rows in
+# sort order is faster
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
@@ -105,7 +105,10 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
 
 
 def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
-    """Return the provenance of a JSON object."""
+    """Convert a JSON object, as built by `provenance_to_json`, to provenance.
+
+    Fields that provenance does not have are ignored.
+    """
     values: dict[str, Any] = {name: fields[name] for name in PROVENANCE if name in fields}
     if "at" in values:
         values["at"] = datetime.fromisoformat(values["at"])
@@ -231,9 +234,11 @@ class Selection:
     """The criteria that select items for a read, a search or an erasure."""
 
     prefix: bytes  # path of the namespace prefix
-    now: int  # current time in microseconds; items that have expired by this time are excluded
-    filter: Filter | None = None
-    provenance: Filter | None = None
+    # Current time in microseconds. Items that have expired by this time are excluded, unless
+    # `as_of` is given.
+    now: int
+    filter: Filter | None = None  # filter on values
+    provenance: Filter | None = None  # filter on provenance
     # Point in time, in microseconds, at which the selected versions were current. None selects the
     # versions that are current now.
     as_of: int | None = None
@@ -276,7 +281,7 @@ class ItemReader:
     def read_page(
         self, selection: Selection, limit: int, offset: int
     ) -> Flow[list[tuple[Row, StoredItem]]]:
-        """Return one page of the items under a prefix, each with its database row.
+        """Return one page of the items that match a selection, each with its database row.
 
         The items are ordered by namespace, then by creation time.
         """
@@ -292,6 +297,8 @@ class ItemReader:
         skipped = offset if has_no_filter else 0
         needed_count = offset + limit - skipped
         limit_rows = needed_count
+        # The SQL condition may select rows that do not match the filter. If too few of the rows
+        # match, read again with a higher limit.
         while True:
             rows = yield Statement(sql, (*bounds, limit_rows, skipped, *params))
             matching = (self.decode_item_if_matching(row, selection) for row in rows)
@@ -317,7 +324,7 @@ class ItemReader:
         return row, self.records.decode_item(row, value)
 
     def read_matching_ids(self, selection: Selection) -> Flow[list[int]]:
-        """Return the ids of all current items that match the filters of a selection."""
+        """Return the row ids of all items that match a selection."""
         if (
             selection.filter is None
             or selection.provenance is not None
@@ -337,7 +344,10 @@ class ItemReader:
         """Return the past versions that a search with `as_of` must include in its ranking.
 
         These versions match the filters and were current at `selection.as_of`, but have since been
-        replaced or deleted.
+        closed.
+
+        Returns:
+            The namespace path and the row id of each version.
         """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of
@@ -408,7 +418,10 @@ class ItemReader:
         return sql, condition.params
 
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
-        """Return the database's query plan for a search without query text."""
+        """Return the database's query plan for a search without query text.
+
+        The plan is that of the statement which reads the first 10 items.
+        """
         sql, params = yield from self._build_item_page_sql_and_params(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
@@ -474,7 +487,7 @@ class ItemReader:
         return namespaces[offset : offset + limit]
 
     def read_namespace_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
-        """Return the number of namespaces, items and bytes under each path."""
+        """Return the numbers of non-empty namespaces, of items and of bytes under each path."""
         sizes: list[Row] = []
         for path in paths:
             sizes += yield self.sql("size_under", *prefix_range(path))
@@ -493,9 +506,9 @@ def build_json_path_index_name(json_path: str) -> str:
 
 
 def set_end_time_of_expired_version(version_row: Row, now: int) -> Row:
-    """Return the row of a version.
+    """Return the row of a version, with the expiry time as the end time if the version has expired.
 
-    If the version has already expired, its expiry time becomes its end time.
+    Until an expired version is swept, its row in the database has no end time.
     """
     is_alive = version_row[7] is None or version_row[7] > now
     return version_row if is_alive else (*version_row[:6], version_row[7], *version_row[7:])

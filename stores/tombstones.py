@@ -3,9 +3,14 @@
 An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash of either a text of the
-memory or the id of a message from which the memory was created. An import rejects an item version
-if a tombstone exists for its text or for a message that its provenance identifies as its source.
+under `("perdure", "buried", *namespace)`, where `namespace` is the namespace of the memory. The key
+of a tombstone is a hash of either a text of the memory or the id of a message from which the memory
+was created. An import rejects an item version if a tombstone exists for one of its texts. If the
+version is a memory of the kind `turn`, the import also rejects it if a tombstone exists for a
+message that its provenance names as its source.
+
+The constants at the top of this module name the namespaces and fields of `perdure.memory` that
+stores must know.
 """
 
 from __future__ import annotations
@@ -47,13 +52,13 @@ UNNAMED: Final = ("trust", "at")
 """Fields of provenance that stay when a version is handed over. All other fields may name the
 author or a thread of the author."""
 SOURCE: Final = "provenance"
-"""Field of a value that contains the provenance, in a store that is not perdure's."""
+"""Field of a value that contains the provenance, if the store is not perdure's own."""
 
 
 def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
     """Return whether a namespace is reserved for perdure's internal notes about memories.
 
-    A namespace that is reserved for notes never contains items stored by a user.
+    The namespace must be relative to its scope, so that it begins with the label `ROOT`.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -76,7 +81,10 @@ def hash_thread_and_message_id(thread_id: str | None, message_id: str) -> str:
 def compute_matching_tombstone_keys(
     value: Mapping[str, Any], provenance: Mapping[str, Any] | None
 ) -> set[str]:
-    """Return the keys of all tombstones that would prevent the import of a value."""
+    """Return the keys of all tombstones that would prevent the import of a value.
+
+    If `provenance` is None, the provenance is taken from the value's field `SOURCE`.
+    """
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
@@ -93,14 +101,17 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether a namespace is reserved for internal notes of any of the given kinds."""
+    """Return whether the namespace with a path contains internal notes of any of the given kinds.
+
+    The path is a full path, so the namespace may be inside a scope.
+    """
     return _find_index_of_internal_root_label(decode_namespace_path(path), kinds) is not None
 
 
 def _find_index_of_internal_root_label(
     labels: Sequence[str], note_kinds: Collection[str]
 ) -> int | None:
-    """Return the index of the label `ROOT` in an internal namespace, or None for any other.
+    """Return the index of the label `ROOT` in a namespace of notes, or None for other namespaces.
 
     Inside a scope, the index is greater than 0, because the scope's namespace prefix precedes the
     label `ROOT`.
@@ -118,7 +129,7 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     this prefix. The database does not record which namespace prefixes are used by scopes. Since any
     prefix of the namespace could be the prefix of a scope, the result contains one path per prefix.
     For a quarantine namespace, the result is the tombstone path of the namespace that accepted
-    items are moved to.
+    items are moved to. For any other namespace of notes, the result is empty.
     """
     names = decode_namespace_path(path)
     root_index = _find_index_of_internal_root_label(names, KINDS)
@@ -156,8 +167,8 @@ class TombstoneReader:
     Args:
         sql: The statements of the store.
         now: The present time, in microseconds since 1970.
-        imported: Namespace and key of the tombstones that the same import has brought. They are
-            ignored, because the source had them together with the items of the import.
+        imported: Namespace path and key of the tombstones that the same import has written. They
+            are ignored, because the source contained both the tombstones and the items.
     """
 
     sql: NamedSQL
@@ -213,7 +224,7 @@ class TombstoneReader:
     def _find_existing_tombstones(
         self, paths_and_keys: Sequence[tuple[bytes, str]]
     ) -> Flow[set[tuple[bytes, str]]]:
-        """Return the (namespace path, key) pairs in `pairs` for which a tombstone exists."""
+        """Return the elements of `paths_and_keys` for which a tombstone exists."""
         if not paths_and_keys:
             return set()
         parameters = [(*pair, self.now) for pair in paths_and_keys]

@@ -52,9 +52,9 @@ class ItemVersion(NamedTuple):
     # The version number. If it is None, the item is imported as the latest version, unless the
     # latest version already has the same content.
     version: int | None = None
-    created_at: int | None = None  # time of the first put of the key
+    created_at: int | None = None  # time at which the item was created
     valid_from: int | None = None  # time of the put of this version
-    # time at which the version was replaced or deleted; None if the version is current
+    # time at which the version was replaced or deleted or expired; None if the version is current
     valid_to: int | None = None
     expires_at: int | None = None
 
@@ -70,15 +70,18 @@ class ItemVersion(NamedTuple):
 
 
 Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], None, None]
-"""Yields the name of an item in messages, and the item or the error that occurred."""
+"""Yields pairs: the name of an item for error messages, and the item or the error of reading it.
+
+The item is a JSON object in the format that `export` writes, or an `ItemVersion`.
+"""
 
 
 @dataclass(slots=True)
 class _ImportState:
     """The state of an import.
 
-    An import is written in batches. The state records the keys whose remaining versions must not be
-    imported by later batches.
+    An import is written in batches. The state tells later batches which keys they must not import,
+    and which tombstones do not count.
     """
 
     # Keys for which the source and this store have different content under the same version number.
@@ -91,7 +94,7 @@ class _ImportState:
 
 
 class _BatchResult(NamedTuple):
-    """The result of importing one batch."""
+    """The result of importing one batch. The last two fields are added to the `_ImportState`."""
 
     report: TransferReport
     refused: set[_RowKey]
@@ -110,14 +113,15 @@ class Transfer:
     def iter_item_versions(
         self, namespace_prefix: Namespace, *, includes_closed: bool
     ) -> Iterator[ItemVersion]:
-        """Yield every version of every item under a prefix.
+        """Yield the current version of every item under a prefix.
 
-        All versions of a key are read from one snapshot.
+        With `includes_closed`, yield the closed versions too. All versions of a key are read from
+        one snapshot.
 
-        Perdure's internal records about memories come after all other items. An item that exists
+        perdure's internal notes about memories come after all other items. An item that exists
         together with its tombstone was stored again after it had been deleted or forgotten, so an
         import must read the item before the tombstone. Namespace paths do not contain the prefix of
-        this store.
+        this scope.
         """
         database = self._parts.database
         paths = database.read(
@@ -140,7 +144,7 @@ class Transfer:
     ) -> Flow[tuple[list[Row], str | None]]:
         """Return one page of versions of the keys after `after_key`, and the last key of the page.
 
-        The last key is None if there are no more keys.
+        The last key is None if there are no keys after `after_key`.
         """
         versions: list[Row] = []
         key, size = None, 0
@@ -178,7 +182,7 @@ class Transfer:
     def export_lines(
         self, namespace_prefix: Namespace, *, versions: bool
     ) -> Iterator[dict[str, Any]]:
-        """Yield every item version under a prefix as a JSON object; see `iter_item_versions`."""
+        """Yield the item versions under a prefix as JSON objects; see `iter_item_versions`."""
         for put, version, created, since, until, expires in self.iter_item_versions(
             namespace_prefix, includes_closed=versions
         ):
@@ -330,7 +334,7 @@ class Transfer:
 
 
 # Placeholder for a null value in an imported line. `prepare_put` rejects the placeholder, because
-# it is not valid JSON, whereas it would treat None as a delete.
+# it is not a mapping, whereas it would treat None as a delete.
 _INVALID_VALUE: Any = ()
 
 
@@ -437,9 +441,10 @@ def _find_keys_refused_by_tombstones(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    If a tombstone matches any version of a key, no version of that key is imported. A tombstone is
-    ignored if the current version in this store contains the erased text, because the text was then
-    stored again after the erasure.
+    If a tombstone matches any version of a key, no version of that key is imported. There are two
+    exceptions. A tombstone is ignored if the current version in this store contains the erased
+    text, because the text was then stored again after the erasure. A version that this store
+    already contains is no reason to refuse its key.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
@@ -469,7 +474,8 @@ def _insert_imported_version(
 ) -> Flow[None]:
     """Add an imported version of an item.
 
-    If the key has a current version, that version is closed first.
+    If the key has a current version, that version is closed first. If the imported version is a
+    closed one, it is closed afterwards.
     """
     present = yield from writer.read_current_version_row(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present

@@ -19,16 +19,17 @@ MAX_DEPTH = 64
 # Maximum size of an integer in bits. By default, Python parses at most 4,300 decimal digits, and a
 # 13,000-bit integer has fewer.
 _MAX_INTEGER_BITS = 13_000
-# default maximum size of a value's JSON, in bytes; an option of `open` overrides it
+# default maximum size of a value's JSON, in bytes; the option `max_value_bytes` overrides it
 MAX_BYTES = 16 << 20
 # Minimum similarity, from 0 to 1, between an unknown name and the known name that the error message
 # suggests. A lower minimum would suggest `$gte` for `$regex`.
 _MIN_SIMILARITY: Final = 0.75
 WHOLE = "$"  # langgraph's path of the whole value
 
+# types of JSON values other than floats, objects and arrays
 _EXACT_TYPES = frozenset((str, bool, int, type(None)))
 _CONTAINERS = (dict, list, tuple)
-# orjson converts integers that need more than 64 bits to floats.
+# matches in every JSON text that contains an integer of more than 64 bits
 _LONG_INTEGER = re.compile(r"\d{19}")
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -79,8 +80,9 @@ def decode_json_value(text: str) -> dict[str, Any]:
     # orjson also rejects integers that exceed the range of floats.
     except orjson.JSONDecodeError:
         value = json.loads(text)
-    exact = type(value) is dict and _EXACT_TYPES.issuperset(map(type, value.values()))
-    if not exact and _LONG_INTEGER.search(text):
+    # orjson converts integers that need more than 64 bits to floats, but `json` keeps them.
+    has_no_float = type(value) is dict and _EXACT_TYPES.issuperset(map(type, value.values()))
+    if not has_no_float and _LONG_INTEGER.search(text):
         value = json.loads(text)
     return value  # type: ignore[no-any-return]
 
@@ -112,7 +114,8 @@ def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool
     Args:
         value: The value to check.
         depth: The nesting depth of `value`.
-        thorough: Whether to check text and integers too. orjson refuses invalid ones by itself.
+        thorough: Whether to check text and integers too. This is needed only after orjson has
+            refused the value, because orjson checks text and integers by itself.
 
     Returns:
         The description, or an empty string if the whole value is JSON.
@@ -188,8 +191,8 @@ def _format_short_repr(value: Any) -> str:
 def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     """Return the non-empty texts at the given paths of a value.
 
-    The paths have langgraph's syntax. `"$"` selects all text in the value as one string, and
-    `"parts[*].text"` selects one string per part.
+    The paths have langgraph's syntax. `"$"` selects all text and all numbers in the value as one
+    string, and `"parts[*].text"` selects one string per part.
 
     Args:
         value: The JSON object.

@@ -1,9 +1,9 @@
 """Vectors for search, with their embedding model, validation, encoding and similarity scores.
 
 Only vectors from the same model can be compared. Similarity scores are exact unless the number of
-vectors exceeds a configurable limit. Above the limit, a search first compares short bit strings
-that approximate the vectors, called sketches. The search then computes exact scores only for the
-rows whose sketches are most similar to the query's sketch.
+vectors exceeds the store's option `approximate_above`. Above this limit, a search first compares
+short bit strings that approximate the vectors, called sketches. The search then computes exact
+scores only for the rows whose sketches are most similar to the query's sketch.
 
 A sketch has one bit per dimension, the sign of the vector's component in this dimension
 (random-hyperplane hashing: Charikar, STOC 2002). Two sketches are compared by their Hamming
@@ -26,7 +26,8 @@ from perdure.stores.values import parse_stored_setting
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-# number of rows converted to float32 at a time, chosen so that they fit into the CPU cache
+# number of rows that are converted or compared at a time, chosen so that they fit into the CPU
+# cache
 _BLOCK_ROWS: Final = 1024
 # number of rows whose sketches are compared at a time, to limit memory use
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
@@ -45,10 +46,10 @@ class Model:
 
     Attributes:
         name: The name of the model.
-        dims: The length of a vector.
-        kind: The stored type of the numbers.
-        number: The number that stands for this model in each row. 0 means that the store has not
-            recorded the model yet.
+        dims: The length of a vector, or 0 while it is unknown.
+        kind: The type in which the numbers of a vector are stored.
+        number: The number that stands for this model in the rows of vectors. 0 means that the store
+            has not recorded the model yet.
     """
 
     name: str
@@ -310,7 +311,9 @@ class VectorMatrix:
         min_count = max(int(exactly_scored_share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        # Lower the estimated similarities so that none of them is higher than an exact similarity.
+        # Lower the estimated similarities so that none of them is higher than an exact similarity:
+        # first by the estimate for the farthest of the chosen rows, then relative to the lowest
+        # exact similarity.
         table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).compute_exact_cosine_similarities(

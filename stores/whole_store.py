@@ -1,4 +1,8 @@
-"""Public methods that operate on an entire store, such as retention, export and import."""
+"""Define the store that owns a database, with methods such as retention, export and import.
+
+The methods of this module concern the whole database. The methods that a scope has too are in
+`store.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-# maximum number of expired items swept, or of past versions removed, in one transaction
+# maximum number of expired items swept, or of closed versions removed, in one transaction
 _BATCH_ROWS: Final = 500
 # exclusive upper bound for the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
@@ -133,14 +137,15 @@ class WholeStore(DatabaseOwner, Store):
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> ExpiredItemSweeper:
         """Start an OS thread that periodically sweeps expired items.
 
-        The sweeper runs until `stop_ttl_sweeper` or `close` is called.
+        The sweeper runs until `stop_ttl_sweeper` or `close` is called. If it is already running,
+        nothing is started, and the interval stays as it is.
 
         Args:
             sweep_interval_minutes: The interval in minutes. None takes the configured interval, or
                 five minutes without one.
 
         Returns:
-            The thread.
+            The thread that sweeps.
 
         Raises:
             ConfigurationError: The interval is not a positive number.
@@ -176,18 +181,17 @@ class WholeStore(DatabaseOwner, Store):
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """Return the versions that `sweep_ttl` followed by `retain` would remove (a dry run).
+        """Return the versions that `sweep_ttl` followed by `retain` would remove.
 
-        Each element of the list describes the versions of one key that would be removed.
-
-        Nothing is written.
+        Each element of the list describes the versions of one key that would be removed. Nothing is
+        written.
 
         Args:
             rule: The rule that says which closed versions are kept. None keeps all.
             prefix: Only items under this prefix.
 
         Raises:
-            ConfigurationError: See `retain`.
+            ConfigurationError: The rule is empty or has an invalid number; see `retain`.
         """
         now = self._parts.now()
         retention_bounds = (
@@ -205,7 +209,7 @@ class WholeStore(DatabaseOwner, Store):
     afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Remove the past versions that a rule does not keep, and return how many were removed.
+        """Remove the closed versions that a rule does not keep, and return how many were removed.
 
         The versions are removed in batches, each in its own transaction.
 
@@ -214,7 +218,7 @@ class WholeStore(DatabaseOwner, Store):
             prefix: Only versions under this prefix.
 
         Raises:
-            ConfigurationError: The rule is empty, or has a negative number.
+            ConfigurationError: The rule is empty, or has a number below 0 or too large.
         """
         prefix_bounds, retention_bounds = (
             prefix_range(self._parts.resolve_prefix(prefix)),
@@ -234,7 +238,7 @@ class WholeStore(DatabaseOwner, Store):
     def _drop_and_count_batch_of_past_versions(
         self, prefix_bounds: tuple[bytes, bytes], retention_bounds: tuple[int, int]
     ) -> Flow[int]:
-        """Remove one batch of past versions in a transaction, and return their number."""
+        """Remove one batch of closed versions in a transaction, and return their number."""
         sql, emptied_namespaces = self._parts.sql, []
         rows = yield sql("removable_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
         for name in ("drop_search_index_of_version", "drop_version", "drop_index_row"):
@@ -302,7 +306,8 @@ class WholeStore(DatabaseOwner, Store):
         """Verify that the stored vectors were computed by the store's current embedder.
 
         Raises:
-            EmbedderMismatch: They come from another embedder, so a search by vectors would fail.
+            EmbedderMismatch: The vectors come from another embedder, so a search by vectors would
+                fail.
         """
         model = self._parts.preparer.embeddings.model
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["get_setting"], "model"))
@@ -325,7 +330,8 @@ class WholeStore(DatabaseOwner, Store):
             progress: Called after each batch with the number of finished items and the total.
 
         Returns:
-            The number of items that got new vectors.
+            The number of items that got new vectors. If the embedder is so fast that vectors are
+            not stored, the number of items whose old vectors were dropped.
 
         Raises:
             EmbeddingFailed: The embedder fails for all items. Call the method again to continue. A
@@ -355,10 +361,11 @@ class WholeStore(DatabaseOwner, Store):
     def export(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Yield every item under a prefix as a JSON object, ordered by namespace, key and version.
+        """Yield the item versions under a prefix as JSON objects.
 
-        Concurrent writes are allowed. All versions of a key are read from one snapshot. Internal
-        records about memories, such as tombstones, are yielded after all other items.
+        They are ordered by namespace, key and version. perdure's internal notes about memories,
+        such as tombstones, are yielded after all other items. All versions of a key are read from
+        one snapshot. Concurrent writes are allowed.
 
         Args:
             namespace_prefix: The prefix.
@@ -369,7 +376,7 @@ class WholeStore(DatabaseOwner, Store):
     async def aexport(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield every item under a prefix as a JSON object; see `export`."""
+        """Yield the item versions under a prefix as JSON objects; see `export`."""
         lines = self.export(namespace_prefix, versions=versions)
         while page := await asyncio.to_thread(lambda: list(islice(lines, PAGE))):
             for line in page:
@@ -510,23 +517,25 @@ class ExpiredItemSweeper(threading.Thread):
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
         self.stopped = threading.Event()
-        self._close_and_count_batch_of_expired_items, self._interval_s = sweep, minutes * 60
+        self._sweep, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
         """Call the function at regular intervals until the OS thread is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
-                self._close_and_count_batch_of_expired_items()
+                self._sweep()
             except PerdureError:
                 _LOG.exception("expired items could not be deleted; the next sweep will retry")
 
 
 class _RetentionBounds(NamedTuple):
-    """The conditions under which a retention rule removes a version.
+    """The two conditions under which a retention rule removes a closed version.
+
+    Both must hold. `NO_LIMIT` stands for a condition that always holds.
 
     Attributes:
-        closed_before: The time before which the version must be closed, in microseconds.
-        newer_versions: The number of newer closed versions that must exist.
+        closed_before: The time before which the version must have been closed, in microseconds.
+        newer_versions: The number of newer closed versions of the key that must exist.
     """
 
     closed_before: int
