@@ -66,8 +66,11 @@ def find_thread_of_current_run() -> SavedThread | None:
     except (RuntimeError, KeyError):  # no graph is running
         return None
     info, configurable = runtime.execution_info, config.get("configurable", {})
+    # The namespace of a node has the form "node:task_id" in the root graph. In a subgraph, the
+    # namespace of the calling node and "|" precede it.
     if info is None or info.thread_id is None or "|" in info.checkpoint_ns:
         return None
+    # langgraph stores the checkpointer in `configurable`, under a private key.
     savers = (value for value in configurable.values() if isinstance(value, BaseCheckpointSaver))
     saver = next(savers, None)
     return None if saver is None else SavedThread(saver, info.thread_id)
@@ -83,7 +86,13 @@ def ends_with_answer(messages: Messages) -> bool:
 
 
 class SavedHead(NamedTuple):
-    """The head checkpoint of a thread, including its channel values."""
+    """The head checkpoint of a thread, including its channel values.
+
+    Attributes:
+        tuple: The checkpoint with its pending writes, as the checkpointer returned it.
+        values: The channel values of the checkpoint. They include the values of `DeltaChannel`s if
+            `read_head_checkpoint` had to reconstruct the messages.
+    """
 
     tuple: CheckpointTuple
     values: Mapping[str, Any]
@@ -97,9 +106,8 @@ class SavedHead(NamedTuple):
 async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the `messages_key` channel is a `DeltaChannel`, the messages might not be contained in the
-    checkpoint. If the messages are missing from the checkpoint, a perdure checkpointer reconstructs
-    the values of all delta channels.
+    If the channel `messages_key` is a `DeltaChannel`, the checkpoint might not contain the
+    messages. In this case, a perdure checkpointer reconstructs the values of all `DeltaChannel`s.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -119,8 +127,9 @@ async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedH
 def can_store_summary_at_head_checkpoint(head: CheckpointTuple) -> bool:
     """Return whether a summary can be stored at a head checkpoint.
 
-    A summary can be stored if no run is in progress, no interrupt is pending, and the checkpoint
-    has no pending writes from LangGraph's null task.
+    A summary can be stored if all tasks of the thread have finished, no interrupt is pending, and
+    the checkpoint has no pending writes from LangGraph's null task. A task has not finished if its
+    run is in progress, has failed or was stopped.
     """
     from perdure.checkpointers.status import (  # imported only if needed
         TaskWrite,
@@ -141,11 +150,20 @@ def can_store_summary_at_head_checkpoint(head: CheckpointTuple) -> bool:
 async def store_summary_if_head_unchanged(
     thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
-    """Store a summary as pending writes of the head checkpoint, while holding the thread's lock.
+    """Store a summary as pending writes of the head checkpoint.
+
+    If the checkpointer is perdure's, the thread is locked meanwhile.
+
+    Args:
+        thread: The thread.
+        head: The head checkpoint from which the summary was made.
+        messages_key: The channel of the messages.
+        writes: The value to write to each channel.
 
     Returns:
-        Whether the pending writes were stored. The pending writes are discarded if the thread has a
-        different head or was deleted, or if messages were erased or changed.
+        Whether the pending writes were stored. They are discarded if the thread has a different
+        head or was deleted, if messages were erased or changed, or if the head no longer accepts a
+        summary (see `can_store_summary_at_head_checkpoint`).
     """
     saver = thread.saver
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
@@ -179,9 +197,10 @@ class BackgroundSummaries:
     """Writes the summaries of a `Summarize` node after each turn, in daemon OS threads."""
 
     def __init__(self) -> None:
-        self._newest: dict[tuple[int, str], object] = {}  # the newest job of each thread
+        # the newest job of each thread, by the id() of the checkpointer and the thread id
+        self._newest: dict[tuple[int, str], object] = {}
         self._jobs = set[object]()  # all jobs that have not ended
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # notified when a job ends
         self._pool, self._pid = (
             ThreadPool(_MAX_OS_THREADS, "perdure-summary", is_permanent=False),
             os.getpid(),
@@ -191,13 +210,14 @@ class BackgroundSummaries:
         self,
         thread: SavedThread,
         messages_key: str,
-        last_id: str | None,
+        last_message_id: str | None,
         summarize_thread: Callable[[SavedThread], object],
     ) -> None:
-        """Schedule a summary that starts once the run that stores the message `last_id` has ended.
+        """Schedule a summary, which starts when the current run of the thread has ended.
 
-        A summary that an earlier turn scheduled for the same thread is dropped if it has not
-        started yet.
+        The run has ended when a checkpoint contains the message `last_message_id` and has no
+        unfinished tasks. A summary that an earlier turn scheduled for the same thread is dropped if
+        it has not started yet.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():
@@ -211,7 +231,9 @@ class BackgroundSummaries:
             return self._newest.get(key) is job
 
         def summarize_after_run() -> None:
-            if _wait_for_run_end_unless_rescheduled(thread, messages_key, last_id, is_newest):
+            if _wait_for_run_end_unless_rescheduled(
+                thread, messages_key, last_message_id, is_newest
+            ):
                 summarize_thread(thread)
 
         self._pool.submit_without_result(
@@ -242,7 +264,8 @@ class BackgroundSummaries:
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all jobs have ended.
 
-        Return False if jobs are still running after `timeout_s` seconds.
+        Return False if a job has not ended after `timeout_s` seconds. None means to wait without a
+        limit.
         """
 
         def wait_for_jobs() -> bool:
@@ -262,6 +285,9 @@ def _wait_for_run_end_unless_rescheduled(
 
     Return True if the run has ended. Return False if a later turn has scheduled another summary
     before the end of the run.
+
+    Raises:
+        TimeoutError: The run did not end within `_RUN_TIMEOUT_S` seconds.
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():

@@ -1,12 +1,14 @@
-"""Plan changes to memories, have the gate judge them, and write them with optimistic locking.
+"""Plan changes to memories, have the gate judge them, and write them by compare-and-set.
 
-A change's write plan lists the store items to write. A write plan depends on the memories that were
-stored when it was built. In a versioned store, the plan is written by compare-and-set: each put
-specifies the version that was read, and each change also increments a per-namespace counter. If two
-processes change memories in the same namespace concurrently, the second write fails, and its change
-is planned again from the current memories. `plan_proposed_changes` builds the write plan for the
-changes that an extractor proposes. `MemoryWriter` builds the plan for a change that a person, a
-tool or an application requests.
+A write plan lists the puts that carry out a change. It depends on the memories that were stored
+when it was built. In a versioned store, the put of a memory therefore specifies the version that
+was read. A change that depends on other memories of the namespace also increments the namespace's
+change counter. For example, a fact is added only if no stored memory states it already. If a
+concurrent change was written first, the write fails, and the change is planned again from the
+current memories.
+
+`plan_proposed_changes` builds the write plan for the changes that an extractor proposes.
+`MemoryWriter` builds the plan for a change that a person, a tool or an application requests.
 """
 
 from __future__ import annotations
@@ -83,23 +85,24 @@ from perdure.stores.namespaces import check_item_key
 PERDURE_FIELDS: Final = ("kind", PREVIOUS, SOURCE, REDACTED_FIELD)
 """Fields of a memory's value that perdure sets.
 
-A schema of memories must not have fields with the same names as fields that perdure sets.
+The schema of an application's memories must not have fields with these names.
 """
 UNCHANGED_REASON: Final = "the memory says this already"
 _CHANGE_COUNTER_KEY: Final = "memories"
 _LOCK_WAIT_S: Final = 10.0
 """Maximum seconds that a change waits for other changes of this process in the same namespace.
 
-After that, the change is planned without the lock, and a conflict is detected when it is written.
+After that, the change is planned without the lock. A versioned store detects a conflict when the
+change is written.
 """
 # Maximum number of attempts to plan and write a change. An attempt fails if another change to the
 # namespace is written between planning and writing.
 MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
-"""Trust classes by rank.
+"""The rank of each trust class.
 
-A memory can only be changed on the words of a speaker whose trust class has the same or a higher
-rank.
+An extractor can change or delete a memory only on the words of a speaker whose trust class has the
+same rank as the memory's trust class, or a higher rank.
 """
 MemoryInput = str | Mapping[str, Any] | BaseModel
 """A memory's text, or its text and fields as a dict or as an instance of the schema."""
@@ -229,7 +232,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
         if changes
         else []
     )
-    current = (await _read_stored_memories_by_changed_key(scope, changes)) if changes else {}
+    current = (await _read_memories_that_changes_refer_to(scope, changes)) if changes else {}
     deletions = _plan_deletions(proposal.revisions, current)
     permitted = [
         change
@@ -250,10 +253,10 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
     for plan in proposal.plan_functions:
         parts.append(await plan(gate))
-    adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
-    if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
-        # A change that only adds turns and episodes does not increment the change counter, because
-        # new turns and episodes cannot conflict with other changes.
+    adds_no_facts = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
+    if (deletions.puts or admitted.puts) and not (adds_no_facts and not proposal.revisions):
+        # A proposal that only adds turns and episodes does not increment the change counter,
+        # because new turns and episodes cannot conflict with other changes.
         parts.append(ChangePlan(puts_of_change_counter))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
@@ -294,10 +297,10 @@ async def _filter_out_stored_episodes_and_plan_outcomes(
     return new, ChangePlan(outcomes=outcomes)
 
 
-async def _read_stored_memories_by_changed_key(
+async def _read_memories_that_changes_refer_to(
     scope: Scope, changes: Sequence[ProposedChange]
 ) -> dict[str, Memory]:
-    """Return the stored memories that the changes refer to, keyed by memory key."""
+    """Return the stored memories under the keys of the changes, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -305,7 +308,11 @@ async def _read_stored_memories_by_changed_key(
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Return why a revision of a memory is not permitted, or "" if it is permitted."""
+    """Return why a revision of a memory is not permitted, or "" if it is permitted.
+
+    A revision is permitted if the memory exists and the revision's role ranks at least as high as
+    the memory's trust class.
+    """
     if memory is None:
         return "the memory no longer exists"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
@@ -326,7 +333,7 @@ def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> b
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Build the write plan for revisions that delete a memory, and refuse forbidden revisions."""
+    """Build the write plan for deletions, and the outcomes of all revisions that are refused."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -379,8 +386,8 @@ async def plan_changes_that_gate_admits(
         current: The stored memories under the keys of the changes. An admitted change replaces the
             memory under its key.
         turn_end_dates_by_message_id: Dates (ISO 8601) until which the turns of messages were true,
-            by message id. `plan_changes_that_gate_admits` adds the dates of the facts that it
-            supersedes.
+            by message id. The function adds to this dict the end dates of the facts that the
+            changes supersede.
         gate: The gate.
         scope: The namespace of the memories, and the run.
 
@@ -401,7 +408,7 @@ async def plan_changes_that_gate_admits(
     outcomes: list[Outcome] = []
     for proposed, outcome in zip(changes, admitted.outcomes, strict=True):
         memory = current.get(proposed.key)
-        is_extracted = isinstance(proposed, Revision) and not proposed.candidate.explicit
+        is_extracted_revision = isinstance(proposed, Revision) and not proposed.candidate.explicit
         if outcome.change == "added" and memory is None:
             new_version = 0 if scope.adapter.versioned else None
             puts.append(replace(memory_puts[proposed.key], if_version=new_version))
@@ -425,11 +432,12 @@ async def plan_changes_that_gate_admits(
                     )
                     turn_end_dates_by_message_id |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
-            is_extracted
+            is_extracted_revision
             and outcome.change == "unchanged"
             and memory
             and outcome.key != proposed.key
         ):
+            # The revised text would repeat another memory, so the revision deletes its own memory.
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)
@@ -565,11 +573,12 @@ class MemoryWriter:
             memory: The text, or the text and fields.
             provenance: Where the memory comes from.
             key: The key, or None for a generated key.
-            on_conflict: How to change a different memory that has the key, or None to raise an
-                error.
+            on_conflict: How to change the stored memory if the key belongs to a memory with another
+                text or other fields, or None to raise an error in this case.
 
         Raises:
-            ConfigurationError: Another memory has the key, and `on_conflict` is None.
+            ConfigurationError: A memory with another text or other fields has the key, and
+                `on_conflict` is None.
             InvalidValue: The memory has no text or does not fit the schema.
         """
         value = self.build_memory_value(memory)
@@ -579,7 +588,8 @@ class MemoryWriter:
         async def plan() -> ChangePlan:
             """Return the plan for adding the memory.
 
-            If `memory_key` belongs to a stored memory, the plan changes that memory.
+            If `memory_key` belongs to a stored memory, the plan changes that memory as
+            `on_conflict` says.
             """
             puts_of_change_counter = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace

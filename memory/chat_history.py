@@ -82,7 +82,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages in one write.
 
-        An added message gets a new id if the thread already has a message with its id.
+        An added message gets a new id if it has no id, or if the thread already has a message with
+        its id.
         """
         self.replace_messages(lambda stored: [*stored, *messages])
 
@@ -199,7 +200,8 @@ def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMe
     Blank messages are removed, as are tool results that have no matching tool call. Tool calls
     without a result get a placeholder result. Tool calls at the end of the window are left
     unchanged, because their results may follow later. A system message between a tool call and its
-    results is moved so that it precedes the call.
+    results is moved so that it precedes the call. A system message after a tool call whose results
+    may follow later is moved in the same way.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

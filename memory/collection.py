@@ -4,9 +4,13 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 `memories` and `forget` perform a single operation without a `Collection` object. `Quarantine` lists
 the candidates that the gate has quarantined.
 
-Tombstones are written before anything is erased, so that an interrupted erasure can be retried. A
-third-party store can only delete items, so the deleted bytes may remain in its files. If items are
-erased from a third-party store, the receipt has `clean=False`.
+When single memories are erased, their tombstones are written first. If the erasure is interrupted,
+the memories are still stored, and the erasure can be retried. If a full store has no room for the
+tombstones, they are written after the erasure. No tombstones are written if a whole namespace is
+erased.
+
+A third-party store can only delete items, so the deleted bytes may remain in its files. If items
+are erased from a third-party store, the receipt has `clean=False`.
 """
 
 from __future__ import annotations
@@ -72,8 +76,8 @@ The number is large, because many results may be earlier messages that ask the s
 _PAGE_SIZE: Final = 32
 """Minimum number of memories in the first read of other searches.
 
-The results of a read include memories in namespaces that continue the namespace with more labels.
-These memories are left out of the search result.
+The results of a read include memories in nested namespaces, which are left out of the search
+result. A search therefore reads more memories than its limit.
 """
 _LOG = logging.getLogger("perdure")
 
@@ -192,7 +196,9 @@ class Collection:
         Args:
             key: The key of the memory.
             memory: The new text, or text and fields. Fields that are missing keep their values.
-            at: When the previous text ceased to be true, with a time zone, or None for now.
+            at: When the previous text ceased to be true, with a time zone. None means the time at
+                which the new text was stated (`provenance.at`), or now if that time is unknown or
+                not later than the time of the previous text.
             if_version: See `Collection`.
             provenance: See `Collection`.
             config: See `Collection`.
@@ -250,6 +256,10 @@ class Collection:
             thread_id: The thread of the memories, or None for any thread.
             dry_run: Whether to return the receipt without erasing.
             config: See `Collection`.
+
+        Raises:
+            ConfigurationError: Neither a query nor a thread is given, or the store is not a store
+                of perdure.
         """
         adapter, namespace = self._get_adapter_and_namespace(config)
         conditions: dict[str, Any] = {"query": query, "thread_id": thread_id}
@@ -351,7 +361,8 @@ class Collection:
     ) -> Memories:
         """Search or list the memories of the namespace.
 
-        Memories in nested namespaces are not returned.
+        Memories in nested namespaces are not returned. The result is empty if the run's config
+        disables memory, or if the namespace is for teams and the run has no team.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -464,8 +475,8 @@ async def _forget(
         key: The memory to erase, or None with `everything=True`.
         everything: Whether to erase everything about the user.
         store: See `Collection`.
-        namespace: See `Collection`. If the namespace is not the default, only this namespace is
-            erased.
+        namespace: See `Collection`. With `everything=True` and another namespace than the default,
+            only this namespace is erased, and the options below are ignored.
         namespaces: Further templates with the label `"{user_id}"`, such as `("notes",
             "{user_id}")`.
         conversations: Ids of the user's conversations in `chat_memory`. The conversation with the

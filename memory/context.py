@@ -131,7 +131,11 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the full system message and the latest turns that fit in the token budget."""
+        """Return the system message with all sections, and the latest turns that fit in the budget.
+
+        The estimates of an additive token counter are scaled up if the usage that the provider
+        reported shows that they are too low.
+        """
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -163,16 +167,21 @@ class Assemble(MessagesNode):
         tools = counter.count_tools(self.tools)
         prompt = counter.count_system_prompt(self.system_prompt)
 
-        def pack_with_reserve(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
+        def select_with_unused_tokens(
+            unused_tokens: float,
+        ) -> tuple[SystemMessage | None, list[Turn]]:
             model_input_copy = replace(model_input, turns=iter(all_turns))
-            return self._select_fitting_context(model_input_copy, contents, counter, reserve)
+            return self._select_fitting_context(model_input_copy, contents, counter, unused_tokens)
 
-        def count_excess_tokens(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
-            messages = ModelInput(packed[0], iter(packed[1])).to_messages()
+        def count_excess_tokens(selection: tuple[SystemMessage | None, list[Turn]]) -> float:
+            messages = ModelInput(selection[0], iter(selection[1])).to_messages()
             return counter.count_request_tokens(messages, tools) + prompt - self.max_tokens
 
         system, turns = find_largest_message_selection_within_budget(
-            pack_with_reserve, count_excess_tokens, counter.request_overhead_tokens, self.max_tokens
+            select_with_unused_tokens,
+            count_excess_tokens,
+            counter.request_overhead_tokens,
+            self.max_tokens,
         )
         return ModelInput(system, iter(turns))
 
@@ -181,15 +190,16 @@ class Assemble(MessagesNode):
         model_input: ModelInput,
         contents: Mapping[str, Any],
         counter: TokenCounter,
-        reserved_tokens: float = 0,
+        unused_tokens: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the full system message and the turns that fit in the token budget, newest first.
+        """Return the system message with all sections, and the turns that fit, newest first.
 
         Args:
             model_input: The system message and the turns.
             contents: The parts by name.
             counter: Counts the tokens.
-            reserved_tokens: Tokens of the budget that are not used.
+            unused_tokens: The number of tokens of the budget that are left unused. It may be
+                negative; see `find_largest_message_selection_within_budget`.
 
         Raises:
             BudgetExceeded: The instructions, tools and newest messages alone exceed the budget.
@@ -200,7 +210,7 @@ class Assemble(MessagesNode):
         tools, system = counter.count_tools(self.tools), _count_system_tokens(text, counter)
         prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
-        fixed = counter.count_tokens_excluding_messages(tools) + prompt + reserved_tokens
+        fixed = counter.count_tokens_excluding_messages(tools) + prompt + unused_tokens
         tokens_left = self.max_tokens - fixed
         window = select_turns(
             ModelInput(None, iter(newest)), tokens_left - system, counter.message_counter
@@ -239,7 +249,9 @@ class Assemble(MessagesNode):
     ) -> str:
         """Return the text of a system message with a section appended.
 
-        The section contains as many entries as fit in the token budget.
+        The section contains as many entries as fit both in the section's share of the budget and
+        in the system message. If no entry fits, no section is appended. `tokens_left` is the
+        maximum number of tokens of the whole system message.
         """
         share = min(
             int(self.max_tokens * BUDGET_SHARES[section_name]),
@@ -352,6 +364,7 @@ class UseMemories(MessagesNode):
         """Return a copy of the node that knows which parts follow it in a view.
 
         The copy applies `following_parts` to a request to determine which messages remain in it.
+        Other `UseMemories` nodes among them are left out, because they remove no messages.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
@@ -420,7 +433,8 @@ class UseMemories(MessagesNode):
     ) -> tuple[str, ...]:
         """Recall memories as lines of text.
 
-        A memory is skipped if all of its source messages are already in the request.
+        A memory is skipped if all of its source messages are already in the request. If the store
+        or its embedder fails, a warning is logged and no lines are returned.
         """
         thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 

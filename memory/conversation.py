@@ -88,7 +88,7 @@ def get_role(message: BaseMessage) -> Role:
 # each base class.
 @cache
 def _find_role(kind: type) -> Role:
-    return next((get_role for base, get_role in _BASES if issubclass(kind, base)), "other")
+    return next((role for base, role in _BASES if issubclass(kind, base)), "other")
 
 
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:

@@ -19,7 +19,8 @@ from perdure.errors import BudgetExceeded, ConfigurationError
 T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
-_METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
+# `_METHOD` and the methods that LangChain's implementation of it calls
+_METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")
 # maximum number of binary-search steps in the search for the largest selection of messages that
 # fits a token budget
 _SEARCH_STEPS: Final = 20
@@ -48,15 +49,17 @@ class CountingFunction:
                 "returns the number of tokens"
             )
         self._function = function
+        # Whether the counts of single messages add up to the count of a request.
         self.is_additive = _takes_one_message(function)
-        self._fixed: float | None = 0 if self.is_additive else None
+        # The per-request overhead, in tokens, or None if it has not been measured yet.
+        self._request_overhead: float | None = 0 if self.is_additive else None
 
     @property
     def request_overhead_tokens(self) -> float:
         """The number of tokens that the counting function adds to every request."""
-        if self._fixed is None:
-            self._fixed = self._measure_request_overhead_tokens()
-        return self._fixed
+        if self._request_overhead is None:
+            self._request_overhead = self._measure_request_overhead_tokens()
+        return self._request_overhead
 
     def count_message_tokens(self, message: BaseMessage) -> float:
         """Return the number of tokens that a message adds to a request."""
@@ -79,7 +82,7 @@ class CountingFunction:
         The per-request overhead is the token count of an empty message list. If the counting
         function raises an error or returns 0 for an empty list, the overhead is derived from the
         token counts of three requests: two with one sample message each, and one with both sample
-        messages.
+        messages. If the function raises an error for one of the three, the overhead is taken as 0.
         """
         empty = self._count_request_tokens_or_none([])
         if empty:
@@ -116,7 +119,10 @@ def find_largest_message_selection_within_budget(
 
     Args:
         select_with_unused_tokens: The function that returns a selection which leaves the given
-            number of tokens unused, or raises BudgetExceeded.
+            number of tokens unused, or raises BudgetExceeded. It estimates the tokens of a
+            selection as the overhead plus the counts of its messages. The estimate can be too high.
+            If not even the required messages fit, negative numbers are therefore tried, down to
+            `-request_overhead_tokens`.
         count_excess_tokens: The function that returns by how many tokens a selection is too large.
         request_overhead_tokens: The number of tokens that are added to each request.
         max_tokens: The budget in tokens.
@@ -152,7 +158,8 @@ def find_token_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method for counting message tokens, or None if it has none.
 
     Token-counting methods defined in LangChain's own packages are ignored, because they download a
-    tokenizer or send each message to the provider.
+    tokenizer or send each message to the provider. They are not ignored if the application has set
+    the model's `custom_get_token_ids`, which they then call.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)
@@ -188,7 +195,11 @@ def _is_async_callable(function: Any) -> bool:
 
 
 def _check_and_convert_token_count(value: Any) -> float:
-    """Return a count as an int or a float. NumPy numbers are converted."""
+    """Return a token count as an int or a float. NumPy numbers are converted.
+
+    Raises:
+        ConfigurationError: The value is not a finite number, or is negative.
+    """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     is_number = isinstance(value, Real) and not isinstance(value, bool)

@@ -41,6 +41,9 @@ _KIND_NAMES: Final = {
     "phone": "a telephone number",
     "secret": "a password, key or other secret",
 }
+# Patterns of secrets that need no label, in this order: keys with a known prefix and JSON web
+# tokens, private keys in PEM format, passwords in URLs, new passwords in sentences such as "I
+# changed the password to x1y2", and credentials in HTTP headers.
 _KEY_PATTERNS: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -103,13 +106,16 @@ _EMAIL: Final = re.compile(
 # Length, in characters, of the overlapping windows in which a text is searched for the patterns of
 # detect-secrets.
 _WINDOW_SIZE: Final = 4_096
+# replacement for each character of some Unicode categories: format characters, spaces, dashes and
+# quotation marks
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
 def find_secrets(text: str) -> Iterator[Finding]:
     """Find passwords, PINs, keys and other credentials.
 
-    Passwords and PINs are recognised by a label such as "password", and keys by a known prefix.
+    Passwords and PINs are recognised by a label such as "password", and keys by a label or a known
+    prefix. Passwords in URLs and credentials in HTTP headers are recognised by their position.
     """
     for pattern in _KEY_PATTERNS:
         for match in pattern.finditer(text):
@@ -142,7 +148,8 @@ def _is_labelled_value_secret(label_match: re.Match[str], value: str) -> bool:
 def _is_labelled_value_password(label_match: re.Match[str], value: str) -> bool:
     """Return whether the text after a label such as "password" is likely to be a password.
 
-    The words around the value decide.
+    The text has only digits or no digits, and follows a verb, as in "the password is secret". The
+    words around the text decide.
     """
     start = label_match.start("value")
     is_quoted = label_match.string[start - 1] in "\"'`"
@@ -186,7 +193,7 @@ def find_phone_numbers(text: str, region: str | None = None) -> Iterator[Finding
 
 
 def phone_numbers(region: str) -> Detector:
-    """Return a detector for telephone numbers in the national format of a region, such as "US".
+    """Return a detector that also finds numbers in the national format of a region, such as "US".
 
     Raises:
         MissingDependency: The extra `privacy` is not installed.
@@ -247,7 +254,8 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
         detectors: The detectors.
 
     Returns:
-        The findings, in order. Overlapping findings are merged into one.
+        The findings, in order, with positions in the original text. Overlapping findings are merged
+        into one, which has the kind of the first of them.
     """
     forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
     plain = "".join(forms)
@@ -284,7 +292,13 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """A gate's rules for sensitive data: the detectors, and the treatment of each kind of data."""
+    """A gate's rules for sensitive data.
+
+    Attributes:
+        secrets: The treatment of all findings that are not contacts.
+        contacts: The treatment of e-mail addresses and telephone numbers.
+        detectors: The functions that find sensitive data.
+    """
 
     secrets: Treatment
     contacts: Treatment

@@ -1,8 +1,8 @@
 """Match the tool calls in a conversation with their results, as model providers require.
 
-If a tool call has no result, a placeholder message saying so is added. If a tool result arrived
-after the user's next message, the result is moved directly after its call. Messages are never
-changed in place: the request contains changed copies.
+If a tool call has no result, a placeholder message saying so is added, or the call is removed. If a
+tool result arrived after the user's next message, the result is moved directly after its call.
+Messages are never changed in place. The request contains changed copies of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 
     Messages before the first human message form the oldest turn. Some providers require that a
     request begins with a human message, so a human message with the text `NO_USER_MESSAGE` is
-    prepended if necessary.
+    prepended to this turn, except for the purpose `"state"`. A conversation without a human message
+    is a single turn, to which nothing is prepended.
     """
     # maps call ids to late tool results, which arrived in a later turn than their calls
     late: dict[str, BaseMessage] = {}
@@ -135,7 +136,7 @@ def _group_turn_into_inseparable_units(
     If `unmatched_results` contains the result of a tool call in this turn, the result is
     moved directly after the call. A result whose tool call is not in this turn is moved to
     `unmatched_results`, because its call may be in an earlier turn. `lacks_question` is True
-    if the turn does not begin with a human message.
+    for the messages before the conversation's first human message.
     """
     if (
         not unmatched_results
@@ -200,7 +201,10 @@ def _group_well_formed_turn_into_units(turn: Messages) -> list[Unit] | None:
 
 
 def _has_only_plain_text_and_tool_calls(message: Any, message_role: Role) -> bool:
-    """Return whether a message contains nothing but text and the calls in `tool_calls`."""
+    """Return whether a message contains nothing but text and the calls in `tool_calls`.
+
+    Return False for a blank message without calls.
+    """
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or message_role == "other":
         return False
@@ -213,7 +217,7 @@ def _has_only_plain_text_and_tool_calls(message: Any, message_role: Role) -> boo
 
 
 class _MessageWithResults:
-    """A message, together with the results of its tool calls."""
+    """A message, together with the results of its tool calls. The code below calls it a step."""
 
     __slots__ = ("calls", "message", "result_messages", "results", "stray_result_call_ids")
 
@@ -241,9 +245,9 @@ class _MessageWithResults:
     ) -> list[BaseMessage]:
         """Return the message and its tool results in a form that providers accept.
 
-        Return an empty list if no part of the message can be sent to a provider.
-        `is_at_end_of_conversation` is True if the message is the last one in the conversation, not
-        counting its tool results.
+        Return an empty list if no part of the message can be sent to a provider. With the purpose
+        `"state"`, the messages are returned unchanged. `is_at_end_of_conversation` is True if the
+        message is the last one in the conversation, not counting its tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_result_call_ids:
@@ -345,6 +349,7 @@ class _TurnGrouper:
     """Reads the messages of a turn and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
+        # Each group is a list of steps that must be kept or removed together.
         self.groups: list[list[_MessageWithResults]] = []
         # maps each call id in the turn to the unanswered calls with that id
         self._pending: dict[str, list[_PendingCall]] = {}
@@ -354,8 +359,9 @@ class _TurnGrouper:
     def add_message(self, message: BaseMessage) -> None:
         """Add the next message of the turn.
 
-        A message that contains a tool result is added to the group of the corresponding call. A
-        message without tool results begins a new group.
+        Tool results in the message are attached to their calls in this turn. An AI message that
+        contains such results also joins the group of the calls. A human, AI or chat message without
+        such results begins a new group. System messages are skipped.
         """
         kind = get_role(message)
         if kind == "system":

@@ -226,7 +226,7 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the total number of messages, because no model call limits the batch size."""
+        """Return the number of all messages, because no model call limits the size of a batch."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
@@ -366,7 +366,11 @@ def list_source_message_ids_missing_in_successor(
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns created from the source messages listed in a provenance."""
+    """Return the stored turns that were created from the source messages of a provenance.
+
+    The turns are sorted by chunk number. For each message, reading ends at the first chunk that is
+    not stored.
+    """
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

@@ -56,7 +56,7 @@ _MESSAGE_IDS: Final = "message_ids"
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's current and previous texts and for a turn's source message.
 
-    A memory's `previous` attribute contains only the most recent of its previous texts. To build
+    A memory's `previous` attribute contains at most its ten most recent previous texts. To build
     tombstones for every text that a memory has ever had, call `build_tombstones` once for each
     version of the memory.
 
@@ -91,7 +91,8 @@ async def find_tombstones(
     Args:
         adapter: The store.
         namespace: The namespace of the memories.
-        digests: The keys: hashes of the normal forms of texts, or of messages.
+        digests: The keys. Each is the hash of a text's normal form, or of the ids of a message and
+            its thread.
     """
     tombstones_namespace = build_namespace_of_notes_about_memories(TOMBSTONES, namespace)
     if not digests:
@@ -143,9 +144,9 @@ def build_tombstone(
 
     Args:
         namespace: The namespace of the memories.
-        key: The hash of a text's normal form, or of a message.
+        key: The hash of a text's normal form, or of the ids of a message and its thread.
         removal: How the memory was removed.
-        message_ids: The messages of the memory.
+        message_ids: The ids of the memory's source messages.
     """
     removed_at = datetime.now(UTC).isoformat()
     value = {"change": removal, "at": removed_at, _MESSAGE_IDS: list(message_ids)}
@@ -165,7 +166,8 @@ _MAX_CHARS: Final = 2_000
 # maximum total length of a memory's text and fields, in characters
 _MAX_VALUE_CHARS: Final = 100_000
 _MAX_FIELD_DEPTH: Final = 32  # maximum nesting depth of a memory's fields
-# maximum number of stored facts that each candidate is compared with
+# Maximum number of results of each search for stored facts with which a candidate is compared. If
+# the store does not rank results, a candidate is compared with all facts of the namespace instead.
 _COMPARED_MEMORIES: Final = 16
 
 
@@ -175,8 +177,9 @@ class Gate:
     The gate refuses texts that contain no words or are too long, texts taken from a system message,
     and facts that a stored memory already states. The gate also refuses a text that was previously
     deleted or forgotten, unless the memory is explicitly requested or the text reappears in a later
-    run. Texts that contain secrets are quarantined until a person reviews them. A memory whose only
-    source is tool output is also quarantined, unless the application's code asked to store it.
+    run. By default, texts that contain secrets are quarantined until a person reviews them. A
+    memory whose only source is tool output is also quarantined, unless the application's code asked
+    to store it.
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
@@ -313,7 +316,9 @@ async def judge_candidates_and_plan_puts(
         namespace: The namespace of the memories.
         candidates: The candidates.
         candidate_keys: The key of each candidate.
-        generated_keys: The keys that were generated at random.
+        generated_keys: Those of `candidate_keys` that do not identify a candidate, because a new
+            attempt to store it would get another random key. If such a candidate is quarantined,
+            the key of its quarantine entry does not depend on them.
         thread: The thread of the candidates, if it is known.
 
     Returns:
@@ -394,8 +399,9 @@ async def _refuse_previously_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    This rule does not apply to candidates that were explicitly requested, or whose text reappears
-    in a message that was added after the deletion.
+    This rule does not apply to candidates that were explicitly requested. It does not apply either
+    if the text reappears in a message that was added after the deletion, unless a turn that was
+    created from this message was deleted or forgotten as well.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
@@ -428,9 +434,10 @@ async def _were_source_messages_added_after_deletions(
 ) -> bool:
     """Return whether a text's source messages were added after the last deletion of the text.
 
-    `tombstones` contains one record per deletion of the text. The result is True only if every
-    source message was added by a run that began after the last deletion. The result is False if the
-    time of a deletion, or the time at which a source message was added, is unknown.
+    `tombstones` contains the tombstones of the text. The result is True only if every source
+    message was added by a run that began after the last deletion. The result is False if one of the
+    source messages was also a source of the deleted memory, or if the time of a deletion, or the
+    time at which a source message was added, is unknown.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -454,7 +461,10 @@ async def _were_source_messages_added_after_deletions(
 async def _refuse_facts_already_stored_or_outdated(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
-    """Refuse facts that a stored memory states, either now or in one of its previous texts."""
+    """Refuse facts that a stored memory already states, and facts that are outdated.
+
+    See `_explain_why_text_is_outdated`. An explicitly requested fact is never refused as outdated.
+    """
     for i in judgement.kept_indices(include_events=False):
         candidate, text = judgement.candidates[i], judgement.get_text(i)
         similar_facts = await _find_similar_facts(
@@ -502,7 +512,8 @@ async def _find_similar_facts(
         adapter: The store of the memories.
         namespace: The namespace of the memories.
         text: The text.
-        include_past: Whether to include facts whose previous text was `text`.
+        include_past: Whether to include facts that have `text` as one of their previous texts. Only
+            perdure's stores support it.
     """
     memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
     if memories and memories[0].score is None:  # the store does not rank its results
@@ -538,7 +549,10 @@ def _refuse_facts_that_repeat_earlier_candidate(judgement: _Judgement) -> None:
 
 
 def _refuse_candidate_if_text_invalid(candidate: Candidate) -> Verdict | None:
-    """Return the verdict that refuses an invalid text, or None if the text is valid."""
+    """Return the verdict that refuses a text, or None if the text is valid.
+
+    A text is refused if it contains no words, is not valid Unicode, or is from a system message.
+    """
     text = candidate.text
     if not isinstance(text, str):
         return Verdict(

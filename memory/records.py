@@ -34,8 +34,8 @@ from perdure.stores.values import to_prompt_json
 FACT: Final = "fact"
 TURN: Final = tombstones.TURN
 EPISODE: Final = "episode"
-_FIELDS_SHOWN_ELSEWHERE: Final = ("text", "kind", "formerly", "until")
-"""Fields of a value that `render_memory_line` does not repeat among the other fields."""
+_FIELDS_NOT_RENDERED: Final = ("text", "kind", "formerly", "until")
+"""Fields of an episode that `render_memory_line` leaves out when it renders the other fields."""
 EVENT_KINDS: Final = (TURN, EPISODE)
 """Kinds of memories that record events. Two events with equal texts are stored as two memories."""
 Role = Literal["user", "assistant", "tool", "system"]
@@ -78,7 +78,7 @@ class Previous:
 
     Attributes:
         text: The text.
-        until: When another text replaced this text (UTC).
+        until: When a superseded text ceased to be true, or when an updated text was replaced (UTC).
         change: `"superseded"` if the text was true until then, or `"updated"` if it was wrong or
             badly worded.
         message_ids: The messages from which the text was made, if they are known.
@@ -102,8 +102,9 @@ class Memory:
         value: The whole JSON document: `text`, `kind` and all other fields.
         provenance: The origin of the memory, or None if it is unknown.
         version: The version number, which starts at 1, or None if the store keeps no versions.
-        valid_from: Since when the memory has this text (UTC).
-        valid_to: Until when the memory had this text (UTC), or None for the present version.
+        valid_from: When this version was stored (UTC).
+        valid_to: When this version was replaced or deleted, or expired (UTC). None for the present
+            version.
         previous: The previous texts of the memory, newest first.
         score: The score of the memory for a query, or None if it was not found by a query.
         parts: The parts whose sum is the score, by name.
@@ -157,7 +158,8 @@ class Verdict:
         check: The name of the check that decided.
         text: The text to store instead of the candidate's text, or None to store the candidate's
             text.
-        same_as: The key of an existing memory that states the same fact, or None.
+        same_as: The key of a stored memory, or of another candidate, that states the same fact, or
+            None.
         fields: The fields to store instead of the candidate's fields, or None to store the
             candidate's fields.
     """
@@ -200,7 +202,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     Args:
         memory: A `Memory`, a langgraph `Item`, or a JSON value. Memories and items have their
             speaker, date and thread in the line.
-        date: The date to show instead of the memory's day.
+        date: For a `Memory`, the date to show instead of the day on which the memory was stated.
     """
     if isinstance(memory, Item):
         value = memory.value
@@ -219,7 +221,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
-    fields = {key: part for key, part in memory.value.items() if key not in _FIELDS_SHOWN_ELSEWHERE}
+    fields = {key: part for key, part in memory.value.items() if key not in _FIELDS_NOT_RENDERED}
     filled_fields = {key: part for key, part in fields.items() if part is not None}
     body = filled_fields or memory.text if memory.kind == EPISODE else memory.text
     team = _get_team(memory.namespace)
@@ -229,9 +231,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 def format_memory_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return each memory's date, followed by the time of day if several memories share the date.
 
-    If several memories have the same date, each of these dates includes the time of day (UTC). The
-    time of day is precise to the minute, or to the second or millisecond where necessary to tell
-    memories apart. The date is None for memories whose time is unknown.
+    The time of day (UTC) is precise to the minute, or to the second or millisecond where necessary
+    to tell memories apart. The date is None for memories whose time is unknown.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -272,7 +273,7 @@ def _render_memory_json(
         default_time: The time to show if the provenance has none.
         true_until: When the memory ceased to be true.
         earlier_texts: Superseded texts of the memory, each with its end date.
-        date: The date to show instead of the day of the time.
+        date: The date to show instead of the day on which the memory was stated.
         team: The team that the memory belongs to.
     """
     actor, author = getattr(provenance, "actor", None), getattr(provenance, "author", None)
@@ -341,6 +342,7 @@ class StoreAdapter:
         expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
+        # Only perdure's stores keep versions. `versioned` is therefore False for all other stores.
         self.versioned = isinstance(store, Versioned)
         # The (namespace, key) pair of each item that has a TTL and was read through this adapter.
         self._expiring = set[tuple[Namespace, str]]()
@@ -365,7 +367,7 @@ class StoreAdapter:
             namespace,
             key,
             **self._build_no_refresh_options(),
-            **self._build_as_of_search_options(as_of),
+            **self._build_as_of_options(as_of),
         )
         if item is None:
             return None
@@ -405,7 +407,7 @@ class StoreAdapter:
         options = {
             n: v for n, v in search_options.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS
         }
-        options |= self._build_no_refresh_options() | self._build_as_of_search_options(as_of)
+        options |= self._build_no_refresh_options() | self._build_as_of_options(as_of)
         items = await self.call("search", prefix, **options)
         self._remember_keys_of_items_with_time_to_live(items)
         return [
@@ -467,14 +469,20 @@ class StoreAdapter:
             await record_templates(self.store, self._templates)
 
     async def list_namespaces_with_label(self, label: str) -> list[Namespace]:
-        """Return the namespaces that contain a label, including those with only deleted items."""
+        """Return the namespaces that contain a label.
+
+        For a perdure store, namespaces that contain only deleted items are included.
+        """
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
         namespaces = await self.call("list_namespaces", limit=sys.maxsize)
         return [tuple(namespace) for namespace in namespaces if label in namespace]
 
     async def list_namespaces_under(self, prefix: Namespace) -> list[Namespace]:
-        """Return the namespaces under a prefix, including those with only deleted items."""
+        """Return the namespaces under a prefix.
+
+        For a perdure store, namespaces that contain only deleted items are included.
+        """
         namespaces = await self.list_namespaces_with_label(prefix[0])
         return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
@@ -508,8 +516,8 @@ class StoreAdapter:
             if getattr(item, "expires_at", None) is not None
         )
 
-    def _build_as_of_search_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return `as_of` as a dict of store options. If `as_of` is None, the dict is empty."""
+    def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
+        """Return the options for reading at the time `as_of`, or an empty dict if it is None."""
         if as_of is None:
             return {}
         check_instance(
@@ -522,7 +530,10 @@ class StoreAdapter:
 
 
 def is_below_min_score(memory: Memory, min_score: float) -> bool:
-    """Return whether a memory's score is below `min_score`. If `min_score` is 0, return False."""
+    """Return whether a memory's score is below `min_score`.
+
+    Return False if `min_score` is 0, or if the memory has no score.
+    """
     return bool(min_score) and memory.score is not None and memory.score < min_score
 
 
@@ -570,7 +581,8 @@ class ItemHandle(NamedTuple):
     ) -> PutItem:
         """Build a put that is applied only if the item's stored version is `if_version`.
 
-        The written item does not expire.
+        A store that keeps no versions applies the put in any case. The written item does not
+        expire.
 
         Args:
             value: The new value.
