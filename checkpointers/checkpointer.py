@@ -1,7 +1,8 @@
 """Extend langgraph's saver with methods that inspect, lock, change and delete threads.
 
-The read operations are implemented in the modules `threads` and `differences`, and the deletions in
-the modules `maintenance` and `erasure`. These modules are shared by all database drivers.
+Most read operations are implemented in the modules `threads` and `differences`, deletions in
+`maintenance` and `erasure`, and copies and imports in `thread_copy` and `import_langgraph`. These
+modules are shared by all database drivers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 # Annotations in the class `Checkpointer` use the alias `_List`, because the class has a method
 # named `list`.
 _List = list
-# Number of erasures and deletions recorded for a thread id.
+# Sequence number of the latest erasure or deletion that is recorded for a thread id.
 RemovalCount = int
 
 
@@ -76,7 +77,8 @@ class Checkpointer(CheckpointSaver):
         """Return a lock that lets only one turn of a thread run at a time.
 
         Use the lock in a `with` or `async with` statement. A thread's lock works across OS threads,
-        event loops and processes on the same machine. When a process ends, its locks are released.
+        event loops and processes. With SQLite, the processes must run on the same machine. When a
+        process ends, its locks are released.
         The lock is advisory, which means that a run can use the thread without acquiring the lock.
         See `put` for what happens when runs of the same thread overlap. For example:
 
@@ -87,6 +89,7 @@ class Checkpointer(CheckpointSaver):
             InvalidConfig: The thread_id is not valid.
             StorageUnavailable: The lock was not free within `timeout_s` seconds.
             AlreadyLocked: The same run already holds the lock.
+            ConfigurationError: The only DSN of the Postgres database leads to a pooler.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
 
@@ -116,8 +119,8 @@ class Checkpointer(CheckpointSaver):
                 `(0, 50)` returns only the newest 50. None means all.
             before: Only items before the item with this `position`, for the previous page.
             missing_ok: Whether to return an empty list if the thread or namespace does not exist,
-                as a chat page needs it for a new thread. An unknown `checkpoint_id` of an existing
-                thread raises `UnknownCheckpoint` in any case.
+                for example to show a chat page for a new thread. An unknown `checkpoint_id` of an
+                existing thread raises `UnknownCheckpoint` in any case.
 
         Raises:
             ConfigurationError: `ends` is not a pair of counts.
@@ -234,7 +237,7 @@ class Checkpointer(CheckpointSaver):
             prefix: Only threads whose id begins with this text.
             active_since: Only threads with activity at this time or later.
             filter: Only heads whose metadata has these values, as in `list`.
-            waiting: Only threads that wait for an answer.
+            waiting: Only threads that wait for the answer to an interrupt.
         """
         query = limit, after, prefix, active_since, filter or {}, waiting
         return self.database.read(lambda: self._threads.list_heads(*query))
@@ -332,8 +335,9 @@ class Checkpointer(CheckpointSaver):
 
         Args:
             thread_id: The thread.
-            pairs: The ids of an earlier and a later checkpoint. If the earlier id is None, or this
-                checkpoint does not exist any more, all values of the later one are new.
+            pairs: Pairs of the ids of an earlier and a later checkpoint. If the earlier id is None,
+                or the earlier checkpoint does not exist any more, all values of the later one are
+                new.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
             limit: The maximum number of added and of removed elements to return for each list or
                 dict. The last ones are returned.
@@ -448,11 +452,11 @@ class Checkpointer(CheckpointSaver):
     aerase = make_async_twin(erase)
 
     def removals(self, thread_id: str) -> RemovalCount:
-        """Return the number of erasures and deletions recorded for a thread id.
+        """Return the sequence number of the latest erasure or deletion recorded for a thread id.
 
-        To detect messages that were erased while a program was processing them, call `removals`
-        before reading the messages. After processing the messages, pass the returned number to
-        `removed` as `since`.
+        The number is 0 if none is recorded. To detect messages that were erased while a program was
+        processing them, call `removals` before reading the messages. After processing the messages,
+        pass the returned number to `removed` as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -507,10 +511,11 @@ class Checkpointer(CheckpointSaver):
 
         Args:
             thread_id: The thread.
-            message_ids: The ids of messages up to the head of the thread.
+            message_ids: The ids of the messages.
             moment: A time with a time zone.
             channel: The channel of the messages.
-            config: The config that a node receives, for messages in the state of its run.
+            config: The config that a node receives, for messages in the state of its run. None
+                means that the messages are in the transcript of the thread's head.
 
         Raises:
             ConfigurationError: `moment` has no time zone.
@@ -563,9 +568,10 @@ class Checkpointer(CheckpointSaver):
             strategy: `"keep_latest"` keeps the head of each namespace and the ancestors from which
                 its `DeltaChannel`s are rebuilt; all items up to the head stay readable through
                 `history()`. If the head was stored by an update of the state less than a day ago,
-                the updated checkpoint is kept as well. If a run of the server has not ended, the
-                newest checkpoint of the run is kept, too. `"delete"` deletes the threads;
-                langgraph's server calls this strategy `"delete_all"`.
+                the checkpoint to which the update was applied is kept as well. If a run of the
+                server has not ended, the checkpoints that are needed to continue it are kept, too.
+                `"delete"` deletes the threads; langgraph's server calls this strategy
+                `"delete_all"`.
 
         Raises:
             ConfigurationError: The strategy is unknown.
@@ -582,7 +588,7 @@ class Checkpointer(CheckpointSaver):
         Args:
             rule: The rule, which says which checkpoints are kept.
             thread_ids: The threads; None means all.
-            dry_run: Whether to report only what would be deleted.
+            dry_run: Whether to report what would be deleted, without deleting it.
 
         Raises:
             ConfigurationError: The rule is empty, or contains a negative number.
@@ -596,17 +602,18 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose last activity was before the given time.
 
-        A thread is deleted if the `ts` of its head is earlier than `before`. Imports preserve the
-        `ts` of each checkpoint, so even a thread that was imported after `before` can be deleted.
-        Each thread is checked again in the transaction that deletes it.
+        A thread is deleted if the `ts` of its head is earlier than `before`, unless it has an
+        unfinished run or a cron that will run again. Imports preserve the `ts` of each checkpoint,
+        so even a thread that was imported after `before` can be deleted. Each thread is checked
+        again in the transaction that deletes it.
 
         Args:
-            before: Threads whose head is older than this time are deleted.
+            before: A time with a time zone.
             thread_ids: Only these threads are considered; None means all.
             dry_run: Whether to return the threads without deleting them.
 
         Returns:
-            The threads that were deleted, with the data they had.
+            The deleted threads, with their sizes and times before the deletion.
 
         Raises:
             ConfigurationError: `before` has no time zone.

@@ -5,7 +5,9 @@ because most stored values are messages. Values that are not messages are encode
 `values`). Decoding returns the same values and types as langgraph's serializer. If the checkpointer
 uses a serializer other than `JsonPlusSerializer`, that serializer encodes all values.
 
-Equal values have equal encodings, except that the order of a message's fields may differ.
+Equal values of the same types have equal encodings, unless dicts in them differ in the order of
+their keys. The fields of a message are stored in a fixed order. `encode_for_comparison` does not
+reorder them.
 """
 
 from __future__ import annotations
@@ -76,13 +78,17 @@ class Codec:
     """Encodes values for storage and decodes stored values, using one serializer.
 
     Args:
-        serde: The serializer. Of langgraph's own serializer, only the allowlist and
-            `pickle_fallback` are used; see `Allowlist`.
+        serde: The serializer. If it is langgraph's own serializer, msgpack is encoded and decoded
+            here, with the serializer's allowlist; see `Allowlist`.
         types: Registered types and aliases, which are used only with langgraph's serializer.
 
     Attributes:
         former_names: Tables that map present names of classes to earlier names, for
             `iter_encodings_with_former_class_names`.
+        packs_messages: Whether the serializer is langgraph's own, so that messages are encoded in
+            their compact form.
+        replaced_path: The path of the first value in which a lone surrogate was replaced, or `""`.
+        is_replacement_logged: Whether the replacement was logged.
     """
 
     def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
@@ -92,20 +98,19 @@ class Codec:
             types.build_former_class_name_maps() if self._allowlist is not None else []
         )
         self.packs_messages = self._allowlist is not None
-        # Path of the first value in which a lone surrogate was replaced, or `""` if there was none.
         self.replaced_path = ""
         self.is_replacement_logged = False
 
     def encode(self, value: Any, get_path: Callable[[], str], *, exact: bool = False) -> bytes:
-        """Encode one value. Equal values have equal encodings.
+        """Encode one value.
 
         Decoding a message and encoding it again yields the same bytes.
 
         Args:
             value: The value.
             get_path: A function that returns the path of the value, for error messages.
-            exact: Whether a text with a lone surrogate is refused. If `exact` is False, "?"
-                replaces the surrogate.
+            exact: Whether a text with a lone surrogate is refused everywhere. If `exact` is False,
+                "?" replaces the surrogate, except in the places that `Converter` names.
 
         Raises:
             Unstorable: The value or a part of it cannot be stored, or would be read back as a
@@ -127,7 +132,10 @@ class Codec:
             return self._encode_or_raise_error_with_path(value, get_path, exact=exact)
 
     def _decode_and_reencode_message(self, encoded_message: bytes) -> bytes:
-        """Decode an encoded message, encode it again, and return the resulting bytes."""
+        """Decode an encoded message, encode it again, and return the resulting bytes.
+
+        A message that was encoded with pickle is returned unchanged.
+        """
         if encoded_message[:1] != _PLAIN:
             return encoded_message
         value = self.decode(encoded_message)
@@ -141,7 +149,11 @@ class Codec:
     def _encode_or_raise_error_with_path(
         self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
-        """Encode a value, or raise an error that identifies the part that cannot be stored."""
+        """Encode a value, or raise an error that identifies the part that cannot be stored.
+
+        If the value cannot be stored as msgpack and the serializer's `pickle_fallback` is set, the
+        value is encoded with pickle.
+        """
         try:
             return self._encode_value_without_wrapping_errors(value, get_path, exact=exact)
         except Exception as exc:
@@ -150,6 +162,8 @@ class Codec:
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
                         return _prepend_format_code(name, data)
+            # If a lone surrogate was refused, refuse it in every part of the value. Otherwise, the
+            # part that contains it could be encoded by itself, and would not be found.
             encode = partial(
                 self._encode_value_without_wrapping_errors, exact=exact or str(exc) == SURROGATES
             )
@@ -231,7 +245,9 @@ class Codec:
     def encode_for_comparison(
         self, values: Sequence[Any], get_path: Callable[[int], str]
     ) -> list[bytes]:
-        """Encode values for comparison. Equal values are encoded as equal bytes.
+        """Encode values for comparison with log items and with each other.
+
+        The fields of a message keep the order that they have in the object.
 
         Args:
             values: The values.
@@ -451,17 +467,18 @@ class ValuesAsEncoded(Sequence[Any]):
     """A sequence of values that decodes a message each time the message is accessed.
 
     Each access decodes the encoded bytes again, so later changes to the original message objects
-    are not visible in the sequence. All values that are not messages are returned unchanged.
+    are not visible in the sequence. A value that is not encoded as a message in compact form is
+    returned as it is.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:
-        self._values, self._full = values, encoded
+        self._values, self._encoded = values, encoded
 
     def __len__(self) -> int:
-        return len(self._full)
+        return len(self._encoded)
 
     def __getitem__(self, i: Any) -> Any:
-        full = self._full[i]
-        if full[:1] != MESSAGE:
+        encoded_value = self._encoded[i]
+        if encoded_value[:1] != MESSAGE:
             return self._values[i]
-        return unpack_messages([full], is_packed_by_this_process=True)[0]
+        return unpack_messages([encoded_value], is_packed_by_this_process=True)[0]

@@ -10,38 +10,42 @@ from contextlib import contextmanager
 
 
 class _CollectorPause:
-    """A context manager that pauses Python's cyclic garbage collector.
+    """Builds context managers that pause Python's cyclic garbage collector.
 
-    By default, Python runs the garbage collector after every 700 new container objects. A garbage
-    collection that runs while messages are being decoded frees no memory (see docs/decisions/0003).
-    The context manager sets the garbage collector's threshold to 0, which stops automatic garbage
-    collections. `gc.disable()` is not called, because the application decides whether the garbage
-    collector is enabled.
+    By default, Python runs the garbage collector after every few hundred new container objects. A
+    garbage collection that runs while messages are being decoded frees no memory (see
+    docs/decisions/0003). The pause sets the garbage collector's threshold to 0, which stops
+    automatic garbage collections. `gc.disable()` is not called, because the application decides
+    whether the garbage collector is enabled.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._paused = 0
+        # Number of `with` blocks that are pausing the garbage collector now.
+        self._active_pauses = 0
+        # The application's thresholds, read when the pause began.
         self._thresholds = gc.get_threshold()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Pause the garbage collector.
+        """Pause the garbage collector during a `with` block.
 
-        Several OS threads can pause the garbage collector at the same time.
+        Several OS threads can pause the garbage collector at the same time. The pause ends with the
+        last of their blocks.
         """
         with self._lock:
-            self._paused += 1
-            if self._paused == 1:
+            self._active_pauses += 1
+            if self._active_pauses == 1:
                 self._thresholds = gc.get_threshold()
                 gc.set_threshold(0)
         try:
             yield
         finally:
             with self._lock:
-                if self._paused == 1:
+                if self._active_pauses == 1:
                     self._restore_thresholds()
-                self._paused = max(0, self._paused - 1)
+                # The number is already 0 if the process was forked within this block.
+                self._active_pauses = max(0, self._active_pauses - 1)
 
     def _restore_thresholds(self) -> None:
         # If the garbage collector's threshold is not 0, the application set it during the pause, so
@@ -52,15 +56,16 @@ class _CollectorPause:
     def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
-        The OS threads that paused the garbage collector do not exist in a forked process, so the
+        Other OS threads that paused the garbage collector do not exist in a forked process, so the
         pause would never end there.
         """
-        if self._paused:
+        if self._active_pauses:
             self._restore_thresholds()
-        self._lock, self._paused = threading.Lock(), 0
+        self._lock, self._active_pauses = threading.Lock(), 0
 
 
 collector_paused = _CollectorPause()
+"""Pauses the garbage collector in `with collector_paused():`."""
 # Windows has no `register_at_fork`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=collector_paused.reset_after_fork)

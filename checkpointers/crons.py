@@ -33,7 +33,7 @@ class CronTable(ServerTable):
         return [cron_id for (cron_id,) in await self._read_rows("due_crons", time.time())]
 
     async def create(self, cron: CronRow) -> bool:
-        """Store a new cron, unless its thread was deleted.
+        """Store a new cron, unless it has a thread that does not exist any more.
 
         Returns:
             Whether the cron was stored.
@@ -43,10 +43,10 @@ class CronTable(ServerTable):
         return bool(await self._write_cron(cron, "add_cron", *columns, sealed))
 
     async def update(self, cron: CronRow, *, sets_next_time: bool) -> CronRow | None:
-        """Store changed fields of a cron.
+        """Replace the stored content of a cron.
 
         Args:
-            cron: The cron with its new fields.
+            cron: The cron with its new content.
             sets_next_time: Whether to store `cron.next_at` as well. Otherwise the stored time is
                 kept.
 
@@ -60,7 +60,15 @@ class CronTable(ServerTable):
         return cron._replace(updated_at=now, next_at=rows[0][0]) if rows else None
 
     async def advance_next_time(self, cron: CronRow, next_at: float | None) -> None:
-        """Set a cron's next run time, unless another process has already started the due run."""
+        """Set the next run time of a cron that is due.
+
+        Nothing is stored if another process has already started the due run, which has changed the
+        stored run time.
+
+        Args:
+            cron: The cron as it was read.
+            next_at: The next run time, in seconds since 1970, or None for never.
+        """
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_crons_due_after_or_never(self, unix_time: float) -> list[CronRow]:
@@ -78,7 +86,11 @@ class CronTable(ServerTable):
         return crons
 
     async def reset_next_time(self, cron: CronRow, next_at: float) -> bool:
-        """Set a cron's next run time, unless the cron has changed since it was read.
+        """Set a cron's next run time, unless the cron was changed or started since it was read.
+
+        Args:
+            cron: The cron as it was read.
+            next_at: The next run time, in seconds since 1970.
 
         Returns:
             Whether the time was set.
@@ -96,7 +108,11 @@ class CronTable(ServerTable):
         ]
 
     async def _write_cron(self, cron: CronRow, statement_name: str, *params: Any) -> list[Row]:
-        """Execute a statement that modifies a cron, and return the resulting rows."""
+        """Execute a statement that modifies a cron, and return the resulting rows.
+
+        The transaction holds the lock of the cron's thread, or the lock of the cron if it has no
+        thread.
+        """
         lock_id = cron.thread_id or cron.cron_id
         [rows] = await self._execute_statements_in_transaction(
             [self._sql(statement_name, *params)], (lock_id,)

@@ -32,12 +32,17 @@ from perdure.checkpointers.manifest import (
 )
 
 COUNTERS: Final = "counters_since_delta_snapshot"
-"""The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
+"""langgraph's metadata key for a dict whose keys are `DeltaChannel`s.
+
+They are the `DeltaChannel`s for which the checkpoint stores no snapshot.
+"""
 # The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
 # Key of the single-entry dict that represents langgraph's `Overwrite` in JSON.
 _OVERWRITE: Final = "__overwrite__"
+# Types of keys with which a dict is split into `[key, value]` pairs. Other dicts are one item.
 _PAIR_KEYS: Final = frozenset({str, int})
+# Types of numbers. A list that contains only numbers, such as an embedding, is one item.
 _NUMBERS: Final = frozenset({int, float, bool})
 
 
@@ -46,12 +51,14 @@ class ChannelChange(NamedTuple):
 
     Attributes:
         item: The bytes of an added item, or None if the change removes something.
-        message_id: The id of the message that is added, replaced or removed.
-        message: The message that is added.
+        message_id: The id of the message that is added, replaced or removed, or None if it has no
+            id or the item is no message.
+        message: The message that is added, or None.
         clears: Whether the change removes everything before it.
-        is_new: Whether to add the item even if the log contains an equal item. A message without
-            an id is added again, because two writes repeat it on purpose. After a change that
-            clears the channel, the message is not added again, because a node restores it.
+        is_new: Whether to add the item to the log even if the log contains an equal item. True for
+            a message without an id, because a write that repeats such a message adds another one.
+            False after a change that clears the channel, because the write then restores the
+            message.
     """
 
     item: bytes | None = None
@@ -67,8 +74,8 @@ class _UnwrappedWrite(NamedTuple):
     Attributes:
         is_overwrite: Whether the written value was an `Overwrite`.
         value: The unwrapped value.
-        elements: The elements of a list. For any other value, the value itself, or nothing if the
-            value is None.
+        elements: The elements of a list. For a list of numbers, and for any other value, the value
+            itself is the only element. Empty if the value is None.
     """
 
     is_overwrite: bool
@@ -87,7 +94,8 @@ class ChannelUpdate:
         parent_ranges: The ranges of the parent's value, or None if that value is unknown.
         positions_by_id: The position in the log of each message in `parent_ranges` whose id occurs
             in `changes`, by id.
-        repeated: Items that are not added to the transcript, because it has the same message.
+        repeated: Items that are not added to the transcript, because the transcript contains the
+            same message in another encoding.
     """
 
     kind: int
@@ -157,10 +165,11 @@ class DeltaChannelWrites:
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
-        pending_writes: The writes of each task, by task id. After the new checkpoint was stored,
-            the writes may be stored as log references.
-        size_bytes: The number of bytes in the rows of `pending_writes`, plus 1 for each row, for
-            the statement `advance_replayed_thread`. None if no writes were read.
+        pending_writes: The writes of each task, by task id. The transaction that stores the new
+            checkpoint replaces their values with log references where it can.
+        size_bytes: The number of bytes in the bodies of the rows of `pending_writes`, plus 1 for
+            each row. The statement `advance_replayed_thread` compares it with the stored rows, to
+            detect writes that were added meanwhile. None if no writes were read.
         repeated_items: For each channel with a snapshot, the items of the snapshot that repeat a
             message of the transcript in another form.
     """
@@ -212,7 +221,7 @@ def build_delta_channel_update(
 
 
 def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
-    """Return a dict's pairs.
+    """Return a dict's `[key, value]` pairs.
 
     If any key is neither a str nor an int, an empty list is returned.
     """
@@ -267,17 +276,17 @@ def _build_message_changes(
 def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
     """Encode values as items of a channel's log."""
     path = partial("the write to {!r}, element {}".format, channel)
-    full = codec.encode_for_comparison(values, path)
+    encodings = codec.encode_for_comparison(values, path)
     return [
-        codec.encode_for_storage(value, data, partial(path, i))
-        for i, (value, data) in enumerate(zip(values, full, strict=True))
+        codec.encode_for_storage(value, encoding, partial(path, i))
+        for i, (value, encoding) in enumerate(zip(values, encodings, strict=True))
     ]
 
 
 def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
     """Return a dict that maps message ids to log positions, for the messages in `ranges`.
 
-    Messages without an id are omitted. All items in the ranges must already be in `log`.
+    Messages without an id are omitted. All items in the ranges must be cached in `log`.
     """
     item_positions = [*iter_positions(ranges)]
     unread_positions = [position for position in item_positions if position not in log.message_ids]
@@ -299,8 +308,8 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
 def build_id_independent_message_key(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
-    Messages that differ only in their ids or metadata have equal comparison keys, as do a message
-    and a message chunk with equal content.
+    Messages that differ only in other fields, such as the id or metadata, have equal keys. A
+    message and a message chunk with the same content and tool calls have equal keys, too.
     """
     kind = message.type.removesuffix("MessageChunk").lower()
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
@@ -340,10 +349,9 @@ def find_encoded_messages_that_later_got_ids(
 class TranscriptMessageIndex:
     """An index for finding the message in a transcript that matches a given message.
 
-    Two messages match if both their content and their ids are equal. Two messages also match if
-    their content is equal and one of them has no id, because a reducer can assign an id to a
-    message without one. A message chunk can match a message, because a reducer can convert a chunk
-    to a message.
+    Two messages match if their type, content and tool calls are equal, and their ids are equal or
+    one of them has no id. A message without an id can match, because a reducer can assign an id to
+    it. A message chunk can match a message, because a reducer can convert a chunk to a message.
     """
 
     def __init__(self, messages: Sequence[Any] = ()) -> None:

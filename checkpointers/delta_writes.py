@@ -1,4 +1,4 @@
-"""Read the `DeltaChannel` updates from the pending writes of a parent checkpoint."""
+"""Compute the updates of `DeltaChannel`s in a new checkpoint from its parent's pending writes."""
 
 from __future__ import annotations
 
@@ -67,10 +67,12 @@ def read_delta_channel_writes(
     parent: Snapshot,
     rows: Sequence[Row],
 ) -> Flow[DeltaChannelWrites]:
-    """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
+    """Build the updates of `DeltaChannel`s from the values that tasks of the parent wrote.
 
-    Only items that are not cached are read from the database. If the new checkpoint is a fork, its
-    parent's pending writes are left out, because they belong to another child of the parent.
+    Also find the items of snapshots that the transcript contains in another encoding. Only items
+    that are not cached are read from the database. If the new checkpoint starts a run from a parent
+    that is not the head, a channel whose snapshot it contains gets no update, because the parent's
+    pending writes belong to another child of the parent.
 
     Args:
         reader: The reader of items.
@@ -78,7 +80,7 @@ def read_delta_channel_writes(
         thread: The thread, to whose logs the writes may refer.
         head: The head before the put.
         parent: The parent of the checkpoint.
-        rows: The rows `(uid, task, path, body)` of all writes at the parent.
+        rows: The rows `(checkpoint_id, task_id, task_path, body)` of all writes at the parent.
     """
     delta_writes = DeltaChannelWrites()
     is_head = head.snapshot is not None and head.snapshot.key == parent.key
@@ -174,20 +176,23 @@ def _build_channel_update(
 
     The channel's value at the parent checkpoint may be unknown.
     """
-    base, has_messages = _find_log_ranges_of_parent_value(reader, parent, channel), None
+    parent_ranges, has_messages = _find_log_ranges_of_parent_value(reader, parent, channel), None
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
-    if base or transcript_ranges:
-        last = (base or transcript_ranges)[-1][1] - 1
+    if parent_ranges or transcript_ranges:
+        # The last item of the channel shows whether the channel contains messages.
+        last = (parent_ranges or transcript_ranges)[-1][1] - 1
         log = yield from reader.load_log_items_into_cache(
             put.address.thread_id, thread, key, [(last, last + 1)]
         )
         [value] = reader.codec.decode_all(log.get_items([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
-    update = build_delta_channel_update(reader.codec, channel, values, base, has_messages)
-    if update.is_messages and base:
+    update = build_delta_channel_update(reader.codec, channel, values, parent_ranges, has_messages)
+    if update.is_messages and parent_ranges:
         wanted_ids = {change.message_id for change in update.changes}
-        log = yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, base)
-        ids = find_positions_by_message_id(reader.codec, log, base)
+        log = yield from reader.load_log_items_into_cache(
+            put.address.thread_id, thread, key, parent_ranges
+        )
+        ids = find_positions_by_message_id(reader.codec, log, parent_ranges)
         update.positions_by_id = {
             message_id: position for message_id, position in ids.items() if message_id in wanted_ids
         }
@@ -227,7 +232,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Recompute the thread title if the messages of a new checkpoint may have changed it.
+    """Set the title of a put if the messages of the new checkpoint may change the thread's title.
 
     The title is taken from the first messages of the transcript.
     """

@@ -24,7 +24,7 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# Position that a `ChannelDifference` reports for a value that is not stored as log items.
+# Position that a `ChannelDifference` reports for a value that is compared as a whole.
 _WHOLE_VALUE: Final = -1
 
 
@@ -41,15 +41,16 @@ class Differences:
         self, address: Address, pairs: Sequence[tuple[str | None, str]], limit: int
     ) -> Flow[list[StateDifference]]:
         """Compare pairs of checkpoints; see `Checkpointer.differences`."""
-        checkpoint = yield from self.reader.find_checkpoint(address)
-        if checkpoint is None:
+        # The head gives the thread and the key of the namespace.
+        head = yield from self.reader.find_checkpoint(address)
+        if head is None:
             raise build_not_found_error(address)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
         for checkpoint_id in {checkpoint_id for pair in pairs for checkpoint_id in pair} - {None}:
             parts = (
                 address.thread_id,
                 address.checkpoint_ns,
-                checkpoint.namespace_key,
+                head.namespace_key,
                 str(checkpoint_id),
             )
             snapshots[checkpoint_id] = yield from self.reader.read_snapshot(*parts)
@@ -59,12 +60,12 @@ class Differences:
             if new_snapshot is None:
                 raise build_not_found_error(address._replace(checkpoint_id=new))
             channels = yield from self._compare_channels(
-                address.thread_id, checkpoint.thread, snapshots[old], new_snapshot, limit
+                address.thread_id, head.thread, snapshots[old], new_snapshot, limit
             )
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
                 ran = yield from self._find_executed_nodes(
-                    address, checkpoint.namespace_key, snapshots[old], new_snapshot
+                    address, head.namespace_key, snapshots[old], new_snapshot
                 )
             differences.append(StateDifference(ran, channels))
         return differences
@@ -84,8 +85,8 @@ class Differences:
                 address.thread_id, parent, step
             )
             step = parent
-        # The later checkpoint does not descend from the earlier one, so find the nodes that ran by
-        # comparing the `versions_seen` of both checkpoints.
+        # If the later checkpoint does not descend from the earlier one, or a checkpoint between
+        # them was pruned, find the nodes that ran by comparing the `versions_seen` of both.
         if step is None and old is not None:
             nodes = _find_nodes_with_changed_versions_seen(old, new)
         return tuple(dict.fromkeys(nodes))
@@ -97,10 +98,10 @@ class Differences:
 
         The field `versions_seen` of a checkpoint contains the channel versions that each node has
         seen. If a node's entry in `versions_seen` differs between the checkpoint and its parent,
-        the node was triggered by a channel. For a checkpoint with the source `input`, no nodes are
-        returned, because langgraph then updates `versions_seen` even for nodes that did not run. A
-        task created by a `Send` does not update its node's entry in `versions_seen`, so the nodes
-        of such tasks are taken from the `Send`s stored in the parent checkpoint.
+        the node ran, because a channel triggered it. For a checkpoint with the source `input`, no
+        nodes are returned, because langgraph then updates `versions_seen` even for nodes that did
+        not run. A task created by a `Send` does not update its node's entry in `versions_seen`, so
+        the nodes of such tasks are taken from the `Send`s stored in the parent checkpoint.
         """
         source, nodes = self.reader.decode_metadata(checkpoint).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -155,7 +156,11 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return whether a value is missing, is an empty list or dict, or is stored in a log."""
+        """Return whether a value can be compared by log positions.
+
+        This is the case if the value is missing, or is a list or dict that is empty or whose
+        elements are separate log items.
+        """
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value
@@ -172,7 +177,8 @@ class Differences:
             log_key: The key of the log.
             old: The ranges of the earlier value.
             new: The ranges of the later value.
-            limit: The maximum number of added and of removed items to read, the last ones.
+            limit: The maximum number of added items and of removed items to return. The last ones
+                are returned.
         """
         removed = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(old, merge_ranges(new))
@@ -180,11 +186,11 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Log positions of items that occur in both the old and the new list, but in a different
-        # order.
-        moved = {*removed} & {*added}
-        removed = [position for position in removed if position not in moved]
-        added = [position for position in added if position not in moved]
+        # Drop items that occur in both values. One of the values refers to such an item by an
+        # alias, so that the ranges of the two values differ.
+        in_both = {*removed} & {*added}
+        removed = [position for position in removed if position not in in_both]
+        added = [position for position in added if position not in in_both]
         parts = []
         for changed in (added, removed):
             last = changed[max(0, len(changed) - limit) :]
@@ -221,7 +227,10 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Compare two values that are stored whole rather than as log items."""
+        """Return the difference between two values that are compared as a whole.
+
+        At least one of the values is not divided into separate log items.
+        """
         parts = []
         for ref in (new_ref, old_ref):
             values = {}

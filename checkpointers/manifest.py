@@ -11,8 +11,8 @@ pending write stores a reference in place of each value:
     [5, [element, ...]]       a list with inline elements, each as bytes or as [log, start, length]
     [6, [element, ...]]       a dict with inline `[key, value]` pairs, in the same forms
     [7, reference]            a snapshot of a `DeltaChannel`, with a reference to its value
-    [-1, reference]           a `DeltaChannel` of messages for which langgraph stores no value
-    [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
+    [-1, reference]           the value of a `DeltaChannel` of messages, without a snapshot
+    [-1, kind]                a `DeltaChannel` with an unknown value, which is a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
 of n items is stored with at most `compute_max_log_range_count(n)` ranges. If a value would need
@@ -202,9 +202,9 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
 
 
 def iter_log_keys_and_flat_ranges(ref: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield the log key and the flat ranges for each part of a reference that points to a log.
+    """Yield the log key and the flat ranges of each part of a reference that points to a log.
 
-    Ranges are stored in the form `[start, length, ...]`.
+    Flat ranges have the form `[start, length, ...]`.
     """
     ref = extract_value_reference_from_delta_channel_reference(ref)
     if ref is None or isinstance(ref, bytes):
