@@ -190,6 +190,7 @@ async def show_checkpoint(
             for item in values.items()
             if not item[0].startswith(_TRIGGER_PREFIX)
         ],
+        # `DeltaChannel`s that have been written, but whose values cannot be computed
         unknown=[c for c in counted_channels if c in versions and c not in values],
         writes=writes,
     )
@@ -300,7 +301,15 @@ async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText
 
 
 class PruneRule(BaseModel):
-    """The fields of the HTML form that selects which checkpoints of a thread to keep."""
+    """The fields of the HTML form that selects which checkpoints of a thread to keep.
+
+    Attributes:
+        last: See `Retention`.
+        days: See `Retention`.
+        turns: See `Retention`.
+        forget: Whether items that are part of no kept checkpoint are deleted.
+        preview: Whether only a preview is shown.
+    """
 
     last: NonNegativeNumber | None = None
     days: FiniteFloat | None = None

@@ -3,9 +3,9 @@
 The user who sends a request is not necessarily the person to whom the thread belongs. The `user_id`
 in the metadata of the thread's head identifies the person to whom the thread belongs. If the head's
 metadata has no `user_id` and the server uses API keys, the thread's `owner` identifies the person.
-If the server uses an Auth file, the `owner` may be an organisation, so it does not identify a
-person. A table in docs/server.md lists the rules that determine the person to whom a thread
-belongs.
+If the server uses an Auth file, the `owner` may be an organisation. Without authentication, it may
+be any text. In both cases, the `owner` does not identify a person. A table in docs/server.md lists
+the rules that determine the person to whom a thread belongs.
 """
 
 from __future__ import annotations
@@ -59,13 +59,16 @@ class Sender(NamedTuple):
     teams: Sequence[str] = ()
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a sender from a run's database row, using defaults for missing fields."""
-        fields = {name: row[name] for name in cls._fields if name in row}
-        return cls(**{"caller": row["user"], **fields})
+    def from_row(cls, details: Mapping[str, Any]) -> Self:
+        """Build a sender from the `details` in a run's database row.
+
+        Missing fields have their defaults.
+        """
+        fields = {name: details[name] for name in cls._fields if name in details}
+        return cls(**{"caller": details["user"], **fields})
 
     def build_run_row_fields(self) -> dict[str, Any]:
-        """Return the sender's fields in the form in which the run's database row stores them.
+        """Return the sender's fields in the form in which `RunRow.details` stores them.
 
         Empty fields are omitted, and the `caller` field is stored under the key `user`.
         """
@@ -75,13 +78,15 @@ class Sender(NamedTuple):
 
 
 class Person(NamedTuple):
-    """The person whose memories a run uses.
+    """The person to whom a run's thread belongs, and whether the run uses the person's memories.
 
     Attributes:
         user: The id of the person, or `""` if the thread belongs to nobody.
         uses_memory: Whether the run reads and writes memories of the person.
-        is_sender_trusted: Whether the sender and the author of the message may change the thread
-            as the person. Each of them is the person, or the sender may act for the person.
+        is_sender_trusted: Whether the changes of the run count as changes of the person. True if
+            the thread belongs to nobody, or if the caller may act for others and names no person.
+            Otherwise, it is True if the run has no author other than the person, and the caller is
+            the person or acts for the person.
     """
 
     user: str
@@ -100,10 +105,10 @@ class Person(NamedTuple):
     def build_checkpoint_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return the metadata to store with the run's checkpoints.
 
-        The metadata identifies the person whose memories the run uses. If a different user started
-        the run, the metadata also contains that user's id and action, such as `sent`. If this user
-        is not permitted to act for the person, the metadata also contains `STATE_FROM_OTHERS`. If
-        the run does not use the person's memories, it contains `TURN_WITHOUT_MEMORY`.
+        The metadata identifies the person to whom the thread belongs. If a different user started
+        the run, the metadata also contains that user's id and action, such as `sent`. If
+        `is_sender_trusted` is False, the metadata also contains `STATE_FROM_OTHERS`. If the thread
+        belongs to a person whose memories the run does not use, it contains `TURN_WITHOUT_MEMORY`.
         """
         caller_fields = (
             {}
@@ -207,7 +212,7 @@ def choose_person_of_run(
     owners_are_people: bool,
     continued_metadata: Iterable[Mapping[str, Any]] = (),
 ) -> Person:
-    """Return the person whose memories a run uses.
+    """Return the person to whom a run's thread belongs, and whether the run uses their memories.
 
     Call this function only while holding the thread's lock, because a thread's first run determines
     to whom the thread belongs. If the caller starts a thread's first run on behalf of another
@@ -215,8 +220,8 @@ def choose_person_of_run(
     than the caller is not reassigned.
 
     A turn that began without the person's memories continues without them, whoever continues it.
-    Otherwise its author could send a message that recalls nothing, and then continue the run as if
-    it were a run of the person.
+    Otherwise, another user could send a message, which recalls nothing, and then continue the turn
+    with the person's memories.
 
     Args:
         thread: The thread of the run.
@@ -235,9 +240,9 @@ def choose_person_of_run(
         thread_person = represented_person
     user = thread_person if thread_person is not None else represented_person or sender.caller
     is_author = sender.author in (None, user)
-    is_sender = (represented_person or sender.caller) == user
+    is_sent_as_person = (represented_person or sender.caller) == user
     may_act = sender.may_act and represented_person is None
-    is_sender_trusted = not user or may_act or (is_sender and is_author)
+    is_sender_trusted = not user or may_act or (is_sent_as_person and is_author)
     continues_without_memory = sender.author is None and any(
         metadata.get(TURN_WITHOUT_MEMORY) for metadata in continued_metadata
     )

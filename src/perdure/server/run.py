@@ -26,7 +26,7 @@ CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
 
 
 class RunOvertaken(PerdureError):
-    """Raised if a run cannot be resumed because another program has modified the run's thread."""
+    """The failure of a run that is not resumed, because another program has modified its thread."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Run:
     Attributes:
         row: The row of the run, as this process last read or stored it.
         tenant: The tenant of the database, or None.
-        user: The user who sent the run.
+        user: The user who requested the run.
         request: The request of the client. Its input is dropped after the graph has ended.
         temporary: Whether the thread is deleted when the run ends.
         protocol: `"run"` if the events go to readers of the run, `"thread"` if they go to readers
@@ -52,7 +52,8 @@ class Run:
         output_event: The event of `log` whose data is the output, or None if there is none.
         waits_for_answer: Whether the graph has asked a question that is not answered.
         cancelled: The action of the cancellation, or None if the run was not cancelled.
-        ownership_lost: Whether the run no longer belongs to this process.
+        ownership_lost: Whether this process must not continue the run, because another process may
+            own it now, or because this process is shutting down.
         events_dropped: Whether the events are no longer kept in memory.
         changed: Set when the row changes, to wake the task that follows the run.
         row_read_at: When this process last read the row, by `time.monotonic`.
@@ -103,8 +104,10 @@ class Run:
     """The batches of events that were stored. Each has the number of its last event and its size in
     bytes."""
     _is_playing: bool = field(default=False, init=False)
+    """Whether `_cancel_task` may cancel the task."""
     _is_executing: bool = field(default=False, init=False)
     _output_requests: int = field(default=0, init=False)
+    """The number of requests that are waiting for the output."""
 
     @property
     def thread_id(self) -> str:
@@ -143,7 +146,10 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run has ended and its thread is available for the next run."""
+        """Return whether no task of this process follows the run any more.
+
+        If the server is shutting down, the run itself may still be unfinished; see `status`.
+        """
         return self.task is None or self.task.done()
 
     @property
@@ -247,7 +253,7 @@ class Run:
         self._cancel_task()
 
     def lose_ownership(self) -> None:
-        """Stop executing the run in this process, because the process no longer owns the run."""
+        """Stop executing the run in this process; see `ownership_lost`."""
         self.ownership_lost = True
         self._cancel_task()
 
@@ -319,11 +325,10 @@ class Run:
             self._is_playing = False
 
     def record_first_failure(self, exc: Exception) -> None:
-        """End the run with an error.
+        """Record that the execution of the run has failed.
 
-        If this method is called several times, only the first error is kept.
-
-        The error's traceback is dropped, because its frames would keep the graph's state in memory.
+        If this method is called several times, only the first error is kept. The error's traceback
+        is dropped, because its frames would keep the graph's state in memory.
         """
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
@@ -425,7 +430,7 @@ def add_interrupts_to_output(output: Any, interrupts: Sequence[Any]) -> Any:
 
     Args:
         output: The output of the graph: a mapping or an object with attributes.
-        interrupts: The interrupts of the graph. If there are none, the values are returned
+        interrupts: The interrupts of the graph. If there are none, the output is returned
             unchanged.
     """
     fields = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})

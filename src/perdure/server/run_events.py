@@ -131,9 +131,9 @@ class StoredEvents:
             return run.build_unstored_event_batch(closing_events)
 
     async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
-        """Store the remaining events of a run that another process has taken over.
+        """Store the remaining events of a run that this process does not continue.
 
-        Store nothing if the process that took over the run has already stored events for it.
+        Nothing is stored if another process has already taken over the run.
         """
         with suppress(StorageError):
             if batch := await self.store_events_except_returned_last_batch(run, live):
@@ -222,7 +222,8 @@ class StoredEvents:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events after `event_number`, and new events as they arrive.
 
-        If `event_number` is None, all events are yielded.
+        If `event_number` is None, the events after `log.first` are yielded, except those that are
+        no longer kept.
 
         Events that are missing from the log are read from the database. The memory used by events
         read from the database is charged to `account`. See `EventLog.iter_events_after`.
@@ -299,12 +300,14 @@ class StoredBatches:
         are_dropped: Whether the events were dropped from memory.
     """
 
-    def __init__(self, batches: Sequence[EventBatch], number: int, account: EventAccount) -> None:
+    def __init__(
+        self, batches: Sequence[EventBatch], last_received_number: int, account: EventAccount
+    ) -> None:
         self.read = [
             (
                 batch.previous_number,
                 batch.last_number,
-                _convert_batch_to_logged_events(batch, number),
+                _convert_batch_to_logged_events(batch, last_received_number),
             )
             for batch in batches
         ]
@@ -332,8 +335,8 @@ class StoredBatches:
         including the pair's event number.
 
         Raises:
-            EventDropped: Events are missing between the reader's last event and the first event
-                here.
+            EventDropped: Events of the same run are missing between the last event that the reader
+                has received and the next batch.
         """
         for previous_number, last_number, events in self.read:
             if (

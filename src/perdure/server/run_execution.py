@@ -58,7 +58,8 @@ from perdure.storage.flow import Statement
 MAX_ATTEMPTS: Final = 3
 """How many times a run is started if the process dies each time. After that the run fails."""
 END_TIMEOUT_S: Final = 5
-"""How many seconds the server waits for a cancelled run, for its last writes, or for its lock."""
+"""How many seconds the server waits for a cancelled run, for its last writes, or for the lock of
+its thread."""
 RETRY_S: Final = 0.5
 """The pause in seconds before the server tries again to store the end of a run."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -106,7 +107,8 @@ class ServedDatabase(Protocol):
         database: The checkpointer and the store of the database.
         table: The rows of runs.
         events: The stored events of runs.
-        runs_by_id: The runs that are live here or ended lately.
+        runs_by_id: The unfinished runs that this process follows, and the runs that ended most
+            recently, by run id.
     """
 
     saver: Checkpointer
@@ -167,7 +169,10 @@ class RunExecution:
         self._webhook: Statement | None = None
 
     async def execute(self) -> None:
-        """Execute the run and store its outcome, unless another process takes over the run."""
+        """Execute the run, and store its outcome unless this process loses the run.
+
+        See `Run.ownership_lost`.
+        """
         run, live = self._run, self._live
         with run.mark_executing_during_block():
             async with self._lock:
@@ -180,10 +185,10 @@ class RunExecution:
                         )
                     # With the multitask strategy `reject`, a short lock timeout is sufficient,
                     # because requests hold the lock only briefly.
-                    is_first = (
+                    has_short_timeout = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
-                    await self._take_lock(END_TIMEOUT_S if is_first else None)
+                    await self._take_lock(END_TIMEOUT_S if has_short_timeout else None)
                     if self._runs.stop_runs_if_lock_is_lost():
                         await self._runs.events.start_storing_events_of_run(run, live)
                         await self._run_graph_and_count_writes()
@@ -256,7 +261,8 @@ class RunExecution:
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
-                # A partial answer to several questions stores no checkpoint of its own.
+                # A run that answers only some of several questions stores no checkpoint, so mark
+                # the checkpoint with the questions.
                 continues_turn = run.request.command is not None or sender.deed == "answered"
                 await mark_checkpoint_as_changed_by_other_users(
                     saver,
@@ -330,7 +336,7 @@ class RunExecution:
     async def _clean_up_and_store_run_end(self) -> _StoredEnd | None:
         """Clean up the thread and store the run's final status.
 
-        Return None if another process has taken over the run.
+        Return None if this process has lost the run; see `Run.ownership_lost`.
 
         If the final status cannot be stored, for example because the disk is full, the server
         retries until it succeeds. The graph is not executed again.
@@ -360,7 +366,10 @@ class RunExecution:
         return None
 
     async def _carry_out_cancellation_and_clean_up_thread(self) -> None:
-        """Roll back or interrupt the run if it was cancelled, and determine its final status."""
+        """Roll back or interrupt the run if it was cancelled, and prepare the storing of its end.
+
+        The webhook is prepared, and the thread of a temporary run is deleted.
+        """
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:
@@ -404,10 +413,10 @@ class RunExecution:
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
-        """Prepare the SQL statement that stores the webhook together with the run's final status.
+        """Store the webhook of a temporary run, or prepare the SQL statement that stores a webhook.
 
-        The webhook of a temporary run is stored immediately, because the run's thread is deleted
-        before the run's final status is stored.
+        The statement is executed together with those that store the run's final status. The thread
+        of a temporary run is deleted before that, so its webhook is stored immediately.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -474,8 +483,8 @@ class RunExecution:
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            # If the run's row was deleted together with its thread, the run is treated as
-            # interrupted.
+            # If the run's row was deleted together with its thread, `update_run_from_row` has set
+            # the status to `interrupted`. Clients then receive the error of this execution.
             if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return

@@ -1,4 +1,4 @@
-"""An event log for a run or a thread, which any number of readers can read."""
+"""Keep the events of a run or a thread in memory, and stream them to any number of readers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from perdure.server.event_memory import DropSafety, EventAccount
 from perdure.server.reply import encode_json
 
 RETAINED_BYTES: Final = 4_000_000
-"""The size in bytes of the events that a log keeps although all readers have received them. A
+"""The maximum size in bytes of the events that a log keeps after all readers have received them. A
 single larger event is kept, too. `EventMemory` may drop events earlier."""
 BACKLOG_BYTES: Final = 32_000_000
-"""The size in bytes of the events that a log keeps for a reader that is behind. A reader that needs
-older events receives the error `StreamLost`. `EventMemory` may drop events earlier."""
+"""The maximum size in bytes of the events that a log keeps for a reader that is behind. A reader
+that needs older events receives the error `StreamLost`, unless the events are stored in the
+database. `EventMemory` may drop events earlier."""
 CHUNK_BYTES: Final = 65_536
 """The maximum size in bytes of the events that are passed to a connection at once. uvicorn keeps
 the passed events in memory until the client reads, and sets no limit itself."""
@@ -311,7 +312,7 @@ class EventLog:
     All methods of a log must be called from the same event loop.
 
     Args:
-        thread: The key of the thread, or 0 if the events are those of one run.
+        thread_key: The key of the thread, or 0 if the events are those of one run.
         account: The account that counts the memory of the events, or None.
 
     Attributes:
@@ -321,7 +322,8 @@ class EventLog:
         last_stored: The number of the newest event that is stored in the database, or 0.
         last_lost: The number of the newest event that was dropped before it was stored, or 0.
         is_recorded: Whether the events are stored in the database.
-        removals: The number of erasures from the thread before the events, or None if unknown.
+        removals: The number of erasures from the thread that happened before the events of the log,
+            or None if unknown.
         removals_read_at: When that number was read, by `time.monotonic`.
         newest: The newest event, if this process added it. Its frame may be dropped.
         size: The size in bytes of the events that are kept.
