@@ -1,7 +1,7 @@
 """The command line of perdure.
 
-Each module contains one command, one command group, or a few related commands. The commands are
-built on perdure's public Python API.
+Each module that is imported below contains one command, one command group, or a few related
+commands. The other modules of the package contain functions that the commands share.
 """
 
 from perdure.cli import (  # noqa: F401 - importing a module adds its commands

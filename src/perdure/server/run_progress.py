@@ -1,17 +1,18 @@
-"""Determine how far a run got before its server process died.
+"""Determine how far a run got before its server process died, and undo the run's pending writes.
 
 The metadata of a checkpoint contains the id of the run that stored the checkpoint. However, the
-answer to an interrupt is stored earlier: as a pending write of the run's starting checkpoint,
-before the run stores a checkpoint of its own. A pending write does not contain the id of its run.
-Before a run with a `Command` executes the graph, it therefore counts the interrupt answers and the
-command updates among the pending writes of its starting checkpoint, and stores both counts with the
-checkpoint. When a server resumes the run, it counts the pending writes again. If one of the two
+answer to an interrupt is stored earlier, as a pending write of the run's starting checkpoint, when
+the run has not yet stored a checkpoint of its own. A pending write does not contain the id of its
+run. Before a run with a `Command` executes the graph, it therefore counts the interrupt answers and
+the command updates among the pending writes of its starting checkpoint, and stores both counts with
+the checkpoint. When a server resumes the run, it counts the pending writes again. If one of the two
 counts has increased, the run has already stored an answer or an update. Answers are counted instead
 of compared, because two different answers may have the same content.
 
-A run without input adds its pending writes to a checkpoint that another run created. Before adding
-its own pending writes, the run therefore saves a summary of those that the checkpoint already has.
-If the run is rolled back, the summary is used to restore the checkpoint's original pending writes.
+A run without input, or with a `Command`, adds its pending writes to a checkpoint that another run
+created. Before adding them, the run therefore saves a summary of the pending writes that the
+checkpoint already has. If the run is rolled back, or if its `Command` cannot be applied, the
+summary is used to restore the checkpoint's original pending writes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from perdure.server.graphs import Graph
 from perdure.server.run import Run
 
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
-"""How far a run came. The value `"applied"` means that its input was applied and the run can
-continue. The value `"asks"` means that the run has asked a question. The value `"overtaken"` means
-that another run of the thread came after it."""
+"""How far a run got. `"applied"` means that its input or command was applied, and that the run can
+continue. `"asks"` means that the run has stopped at an interrupt that has not been answered.
+`"overtaken"` means that another run or another program has changed the thread since, so that the
+run must not continue."""
 # Name of the channel under which a run stores its `_InterruptAnswerAndUpdateCounts`. No graph has a
 # channel with this name.
 _START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
+# Channels whose pending writes are not updates of a `Command`
 _SPECIAL_CHANNELS: Final = frozenset(
     {ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL}
 )
@@ -50,8 +53,8 @@ class _InterruptAnswerAndUpdateCounts(NamedTuple):
     """The number of answers and the number of updates among a checkpoint's pending writes.
 
     Attributes:
-        answers: The answers that tasks have received.
-        updates: The updates of a `Command`.
+        answers: The number of answers to interrupts that tasks have received.
+        updates: The number of channel updates that `Command` objects have requested.
     """
 
     answers: int
@@ -162,7 +165,7 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
 
 
 async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
-    """Return a run's progress, or None if the run's input has not been applied yet."""
+    """Return a run's progress, or None if the run's input or command has not been applied yet."""
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config)
     if head is None:
@@ -171,6 +174,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
     if head.metadata.get("run_id") == run.run_id:
         return "asks" if waits else "applied"
     async for _ in saver.alist(config, filter={"run_id": run.run_id}, limit=1):
+        # The run has stored checkpoints, but the head is a checkpoint of another run or program.
         return "overtaken"
     if run.request.command is None:
         return None
@@ -186,8 +190,8 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The run's answer was not stored. Do not apply it to a newer checkpoint, because it answers
-        # an interrupt of the run's starting checkpoint.
+        # The run's command was not stored. If the command is an answer, do not apply it to a newer
+        # checkpoint, because it answers an interrupt of the run's starting checkpoint.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -200,6 +204,8 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config) if run.request.command is not None else None
+    # LangGraph stores an answer under the null task first. `find_run_progress` counts an answer
+    # only after a task has received it.
     writes = (head.pending_writes or ()) if head is not None else ()
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 

@@ -1,9 +1,9 @@
 """Execute a database's runs in this process, and coordinate with servers that share the database.
 
-Even if several servers share the database, only one run per thread is executed at a time. A server
-process is considered alive as long as it holds a lock named after the process. If the lock named
-after a process is free, the process has died. Another process then takes over the dead process's
-runs and continues them from their last checkpoints.
+Even if several servers share the database, only one run per thread is executed at a time. Each
+server process holds a liveness lock that is named after the process. If the lock is free, other
+processes assume that the process has died. One of them then takes over the process's runs and
+continues them from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ another process."""
 CLEANUP_INTERVAL_S: Final = 60
 """Seconds between two removals of old events and of expired threads."""
 EXPIRED_PER_SWEEP: Final = 20
-"""The maximum number of expired threads that one sweep deletes, so that it does not take long."""
+"""The maximum number of expired threads that one sweep deletes, so that the sweep does not take
+long."""
 RETRY_PAUSE_S: Final = 0.05
-"""Seconds before an operation is tried again."""
+"""Seconds before this process tries again to get a liveness lock, or checks again whether cancelled
+runs have ended."""
 DUE_PER_SWEEP: Final = 100
-"""The maximum number of delayed runs that one sweep starts before it looks at other rows."""
+"""The maximum number of due delayed runs that one sweep queues before it looks at other runs."""
 # Prefix of the names of liveness locks. It is followed by the name of a server process.
 _LIVENESS_LOCK_PREFIX: Final = "perdure.server/"
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -72,7 +74,8 @@ class RunServer(GraphServer, Protocol):
     """The server attributes and methods that `DatabaseRuns` requires.
 
     Attributes:
-        is_closed: Whether the server is shutting down. Unfinished runs are left to other servers.
+        is_closed: Whether the server has stopped its runs because it is shutting down. Other
+            servers continue the unfinished runs.
     """
 
     is_closed: bool
@@ -105,13 +108,13 @@ class DatabaseRuns:
     """Manages the runs in one database that this process executes or whose events it reads.
 
     Attributes:
-        owner: The name of this process in the rows. It is `""` while the process has no lock and
-            takes no runs.
+        owner: The name of this process in the rows of runs. It is `""` while the process does not
+            hold a liveness lock, and therefore owns no runs.
         runs_by_id: The live runs and the runs that ended most recently, keyed by run id.
         erasures: The number of erasures in each thread whose events are read.
-        ready: Set when the process has the lock, or cannot get one.
-        task: The task that holds the lock and sweeps the rows.
-        due_work: The task that starts crons and webhooks, or the last such task.
+        ready: Set when the process has its liveness lock, or cannot get one from this database.
+        task: The task that holds the liveness lock and periodically reads the rows of runs.
+        due_work: The newest task that starts crons and webhooks. It may have ended.
     """
 
     def __init__(self, server: RunServer, tenant: str | None, database: OpenDatabase) -> None:
@@ -195,13 +198,14 @@ class DatabaseRuns:
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
         delayed = [run for run in live_runs if run.status == "delayed" and run.graph in served]
-        has_changed = any([await self._start_delayed_run(run) for run in delayed[:DUE_PER_SWEEP]])
+        has_changed = any([await self._queue_delayed_run(run) for run in delayed[:DUE_PER_SWEEP]])
         live_runs = [run for run in live_runs if run.status != "delayed"]
         # Any server can end a cancelled run, even if it does not serve the run's graph.
         executable = [run for run in live_runs if run.graph in served or run.cancel_action]
         of_others = [run for run in executable if run.owner != self.owner]
         for owner, runs in groupby(sorted(of_others, key=attrgetter("owner")), attrgetter("owner")):
             has_changed |= await self._take_over_runs_if_owner_died(owner, [*runs])
+        # The oldest live run of each thread. The other live runs of the thread have to wait for it.
         next_runs = {run.thread_key: run for run in reversed(live_runs)}.values()
         if any((run.status, run.owner) == ("pending", self.owner) for run in next_runs):
             await self.table.claim_runs(self.owner)
@@ -250,8 +254,11 @@ class DatabaseRuns:
         """Start the next sweep immediately."""
         self._wake.set()
 
-    async def _start_delayed_run(self, live: LiveRun) -> bool:
-        """Start a delayed run that is due."""
+    async def _queue_delayed_run(self, live: LiveRun) -> bool:
+        """Queue a delayed run that is due, and return True, because its row has changed.
+
+        If the row of the run cannot be read, cancel the run.
+        """
         try:
             for row in await self.table.list_runs(live.thread_id, live.run_id):
                 strategy = row.details["multitask_strategy"]
@@ -266,7 +273,10 @@ class DatabaseRuns:
         return True
 
     async def _load_run_or_end_with_error(self, live: LiveRun) -> None:
-        """Load a run that this process owns but has not loaded yet."""
+        """Load a run that this process owns but has not loaded yet.
+
+        If the row of the run cannot be read, end the run with an error.
+        """
         try:
             await self.get_run(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:
@@ -280,7 +290,8 @@ class DatabaseRuns:
 
         Return True if the runs were taken over.
 
-        If the process's liveness lock is free, the process has died.
+        The process has died if its liveness lock is free. If `owner` is `""` or a former name of
+        this process, the runs are taken over without checking a lock.
         """
         if owner in self._former_owners:
             # This process used the name `owner` before it lost its liveness lock.
@@ -305,12 +316,13 @@ class DatabaseRuns:
     ) -> None:
         """Update a run from its row.
 
-        If the row does not exist, the run has ended because its thread was deleted.
+        If the row no longer exists, the run has ended: it was rolled back, or it was deleted, for
+        example with its thread. Its status is then `"interrupted"`.
 
         Args:
             run: A run that this process has loaded.
             stored: The live part of the row, or None to read the row now.
-            read_at: `time.monotonic` before the row was read.
+            read_at: A time before `stored` was read, by `time.monotonic`. None means now.
         """
         read_at = read_at or time.monotonic()
         if stored is not None:
@@ -329,14 +341,18 @@ class DatabaseRuns:
         # it.
         if run.row.live.status not in LIVE_STATES:
             return
-        # The stored row may have changed since `row` was read.
+        # If `run.row` was replaced after `read_at`, it may be newer than `row`, so read the row
+        # again.
         if run.row_read_at >= read_at:
             await self.update_run_from_row(run)
         else:
             run.replace_cached_row(row)
 
     async def get_run(self, thread_id: str, run_id: str) -> Run | None:
-        """Return a run of a thread, or None if the thread has no run with this id."""
+        """Return a run of a thread, or None if the thread has no run with this id.
+
+        If the run is live and this process has not loaded it yet, start a task for it.
+        """
         run = self.runs_by_id.get(run_id)
         if run is not None and run.thread_id == thread_id:
             await self.update_run_from_row(run)
@@ -391,7 +407,7 @@ class DatabaseRuns:
                     else:
                         run.changed.clear()
                         await run.changed.wait()
-            except Exception:  # A later sweep finds the row of the run.
+            except Exception:  # A later sweep loads the run from its row again.
                 _LOGGER.exception("the final status of run %s could not be stored", run.run_id)
                 self.runs_by_id.pop(run.run_id, None)
             finally:
@@ -415,7 +431,7 @@ class DatabaseRuns:
 
     @property
     def threads(self) -> Threads:
-        """Return all threads of the database."""
+        """Return an object that gives access to all threads of the database."""
         return Threads(
             self.saver,
             {},

@@ -1,4 +1,9 @@
-"""The body of a request for a run. Validation rejects values that are reserved for the server."""
+"""Define and validate the body of a request that starts a run.
+
+Some keys of a run's config, context and metadata are reserved for the server. Reserved keys in the
+metadata are dropped. `RunRequest.refuse_reserved_config_values` rejects them in the config and in
+the context.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +37,7 @@ StreamMode = Literal[
     "checkpoints",
     "events",
 ]
+# Keys of a config, a context or metadata that only the server may set
 _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
     STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY,
@@ -99,8 +105,8 @@ def _drop_reserved_names(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_drop_reserved_names)]
-"""The metadata of a client, without reserved names. Reserved names are dropped and not refused,
-because a graph that calls this server as a remote graph sends reserved names."""
+"""The metadata that a client sends, without reserved names. Reserved names do not cause an error,
+because LangGraph's `RemoteGraph` sends some of them."""
 
 
 class WithoutNulls(BaseModel):
@@ -126,7 +132,7 @@ class CommandFields(WithoutNulls):
     goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
     def to_langgraph_command(self) -> Command[Any]:
-        """Return the command for langgraph."""
+        """Convert the fields to langgraph's `Command`."""
         goto = [
             target if isinstance(target, str) else Send(target.node, target.input)
             for target in self.goto
@@ -231,6 +237,7 @@ class RunRequest(WithoutNulls):
         Raises:
             ConfigurationError: See `validate_metadata`.
         """
+        # LangGraph copies strings and numbers from `configurable` into the checkpoint metadata.
         labels = {
             name: value
             for name, value in self._configurable_with_checkpoint.items()
@@ -252,12 +259,15 @@ class RunRequest(WithoutNulls):
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """Return the keyword arguments with which the graph is called."""
+        """Return the fields of the request that the graph receives as keyword arguments."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the request fields to store with the run, except the metadata and assistant id."""
+        """Return the fields that the client has set, for storage in the run's row.
+
+        The metadata and the assistant id are left out, because `RunRow.details` contains them.
+        """
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
     @property
@@ -311,8 +321,8 @@ class RunRequest(WithoutNulls):
             user: The person whose memories the run uses.
 
         Raises:
-            ConfigurationError: The config or the context names another user or thread, or reserved
-                names of langgraph.
+            ConfigurationError: The config or the context contains a reserved name. `thread_id`,
+                `user_id` and `owner` are allowed if they have the run's own values.
         """
         allowed = {"thread_id": thread_id, "user_id": user, "owner": user}
         for name, value in chain(
@@ -370,7 +380,7 @@ class RunRequest(WithoutNulls):
         Args:
             server_values: Values that only the server sets.
             is_continued: Whether an earlier execution of the run is continued. The config then
-                names no checkpoint, so that the run continues from its own last one.
+                contains no checkpoint id, so that the run continues from the thread's head.
         """
         configurable = self._configurable_with_checkpoint
         if is_continued:

@@ -38,7 +38,8 @@ from perdure.server.webhooks import Webhooks
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 RETAINED_FEEDS: Final = 100
-"""The number of threads whose events are kept in memory although nobody reads them."""
+"""The number of threads whose event logs are kept in memory even if nobody reads them. The event
+logs that were requested most recently are kept."""
 ERASURE_CHECK_S: Final = 0.5
 """Seconds between two checks whether messages were erased from the thread of a stream."""
 _LOGGER: Final = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ class Runs:
     """The runs of a server.
 
     Attributes:
-        schedule: Starts runs on a schedule, or None if there are no schedules.
+        schedule: Starts the runs of due crons. None means that no crons are started.
         webhooks: Sends the results of runs that have ended.
         memory: Limits the events that are kept in memory.
-        is_closed: Whether the server is shutting down.
+        is_closed: Whether the server has stopped its runs because it is shutting down.
 
     Args:
         graphs: The graphs that the runs execute.
@@ -87,7 +88,7 @@ class Runs:
     ) -> None:
         self.teams = teams
         self.owners_are_people = owners_are_people
-        self.graphs, self._at_once, self._databases = (
+        self.graphs, self._max_unfinished_runs_per_user, self._databases = (
             graphs,
             limits.max_concurrent_requests,
             databases,
@@ -108,7 +109,7 @@ class Runs:
         """Open the databases of the given tenants, and take over the runs of servers that died.
 
         Raises:
-            ConfigurationError: A database cannot have locks, because it is behind a connection
+            ConfigurationError: A database does not support locks, because it is behind a connection
                 pooler.
         """
         for tenant in tenants:
@@ -132,9 +133,10 @@ class Runs:
                     runs.task.result()
 
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
-        """Return the runs of a tenant.
+        """Return the object that manages the runs of a tenant in this process.
 
-        This call also takes over the tenant's runs from processes that have died.
+        If there is no such object yet, create it. The new object then takes over runs from
+        processes that have died.
         """
         database = await self._databases.get_or_open_database(tenant)
         runs = self._by_tenant.get(tenant)
@@ -147,7 +149,7 @@ class Runs:
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
-        """Start due crons and send due webhooks."""
+        """Start due crons, unless the server is shutting down, and send due webhooks."""
         if self.schedule is not None and not self._is_draining:
             await self.schedule.start_due_runs(runs)
         await self.webhooks.start_due_deliveries(runs)
@@ -203,7 +205,8 @@ class Runs:
     ) -> EventLog:
         """Return a thread's event log, for a new reader.
 
-        A reader that has not received any events yet starts with the current run.
+        A reader that has not received any events yet starts with the current run. If no run is in
+        progress, such a reader starts with the next event.
         """
         tenant, user = identity.tenant, identity.user
         feed, runs = (
@@ -294,15 +297,15 @@ class Runs:
             LookupError: Messages were erased after the events were emitted, or a run that loaded
                 the messages before is still in progress.
         """
-        number, read_at = (
+        erasure_count, read_at = (
             await runs.erasures.read_erasure_count(thread_key, min_check_time),
             runs.erasures.read_at,
         )
-        if number is None or log.removals is None:
-            log.note_removals(number, read_at)
-        if number is None or number <= (log.removals or 0):
-            # `log.removals` may be greater than `number`, because `number` may be an outdated
-            # cached value.
+        if erasure_count is None or log.removals is None:
+            log.note_removals(erasure_count, read_at)
+        if erasure_count is None or erasure_count <= (log.removals or 0):
+            # `log.removals` may be greater than `erasure_count`, because `erasure_count` may be an
+            # outdated cached value.
             return read_at
         # If the log is empty, no events from before the erasure are left, because the erasure also
         # deleted the events stored in the database.
@@ -311,10 +314,12 @@ class Runs:
         stale = [
             run
             for run in self._under_way
-            if run.events is log and run.removals is not None and run.removals < number
+            if run.events is log and run.removals is not None and run.removals < erasure_count
         ]
-        if log.thread_key and not stale:  # Later runs of the thread do not see the erased messages.
-            log.note_removals(number, read_at)
+        if log.thread_key and not stale:
+            # The log contains the events of all runs of the thread. Its new events do not contain
+            # the erased messages, because all active runs started after the erasure.
+            log.note_removals(erasure_count, read_at)
             if was_empty:
                 return read_at
         raise LookupError(
@@ -338,8 +343,8 @@ class Runs:
         """Return a run of a thread.
 
         Raises:
-            Refused: The thread has no run with this id, or the run ended so long ago that it was
-                deleted.
+            Refused: The thread has no run with this id. The run may have been deleted to make room
+                for newer runs of the thread.
         """
         run = await (await self.get_database_runs(tenant)).get_run(thread_id, run_id)
         if run is None:
@@ -393,11 +398,11 @@ class Runs:
         user_ref = identity.tenant, identity.user
         if (
             sum((run.tenant, run.user) == user_ref for run in self._under_way) + count
-            > self._at_once
+            > self._max_unfinished_runs_per_user
         ):
             raise TooManyRequests(
-                f"a user can have at most {self._at_once} unfinished runs; wait until some have "
-                "ended, or cancel them",
+                f"a user can have at most {self._max_unfinished_runs_per_user} unfinished runs; "
+                "wait until some have ended, or cancel them",
                 retry_after_s=5,
             )
         if self._is_draining:
@@ -407,7 +412,7 @@ class Runs:
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Remove the runs and events of a deleted thread from memory.
 
-        A new thread may reuse the id of the deleted thread.
+        Otherwise, a new thread with the same id would seem to have these runs and events.
         """
         runs = self._by_tenant.get(tenant)
         runs_by_id = runs.runs_by_id if runs is not None else {}
@@ -438,11 +443,12 @@ class Runs:
         This method does not check permissions. Callers must first check that the user has access to
         the thread.
 
-        A delayed run is only stored. The run's asyncio task is created when the run is due.
+        A delayed run is only stored. A process loads the run when the run is due or when a client
+        requests it.
 
         Args:
             call: The call of the user who starts the run.
-            request: The request. Its `assistant_id` is the id of the assistant.
+            request: The request, merged with its assistant; see `RunRequest.merge_with_assistant`.
             graph_name: The name of the assistant's graph, which this server serves.
             thread_id: The thread of the run.
             protocol: Whether the events go to readers of the run or of the thread; see
@@ -455,8 +461,9 @@ class Runs:
             person: The person whose memories the run will use, as far as known before the start.
 
         Raises:
-            UnknownThread: The thread was deleted.
-            StorageUnavailable: The database connection was lost, and liveness is unknown.
+            UnknownThread: The thread was deleted, or another server has started the run of the
+                cron `due`.
+            StorageUnavailable: This process has lost its liveness lock and has no new one yet.
             Refused: Another run is under way and the strategy is `reject`; or see
                 `check_capacity_for_new_runs`.
         """
@@ -508,12 +515,14 @@ class Runs:
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            # The run will be loaded from the database by the next request for it.
+            # The run will be loaded from the database when it is due or requested.
             del runs.runs_by_id[run.run_id]
             return run
         # Start a cron's run in an empty `contextvars.Context`, so that the run does not inherit the
         # locks that the scheduler holds in its own context.
         runs.start_run_task(run, Context() if due else None)
+        # Read the rows of the cancelled runs now, so that they do not continue until the next
+        # sweep.
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
                 await runs.update_run_from_row(other)
@@ -563,7 +572,8 @@ class Runs:
         """Cancel the runs of a thread, and wait until they have ended.
 
         Raises:
-            Refused: A run does not end, because one of its nodes continues after the cancellation.
+            Refused: A run did not end within `END_TIMEOUT_S` seconds, because one of its nodes
+                continues after the cancellation.
         """
         runs, deadline = await self.get_database_runs(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs_and_list_their_ids(thread_id, "", "interrupt")

@@ -32,9 +32,10 @@ from perdure.server.runs import Runs
 from perdure.server.teams import extract_teams_of_user
 
 HANDLER_TIMEOUT_S: Final = 10
-"""Seconds that the handlers of an Auth file may take for a cron."""
+"""Maximum number of seconds for starting the run of a cron, including the handlers of an Auth file.
+If the start takes longer, it is tried again later."""
 DUE_CHECK_S: Final = 10
-"""Seconds between two checks of the due times of all crons."""
+"""Seconds between two searches for crons with implausible due times."""
 CLOCK_SKEW_S: Final = 300
 """Seconds by which the clocks of servers may differ without a cron running twice."""
 _SCHEDULE_NAMES: Final = (
@@ -64,12 +65,14 @@ class CronOptions(WithoutNulls):
     on_run_completed: Literal["delete", "keep"] = "delete"
 
     def next_time(self, after: float) -> float | None:
-        """Return the next due time as a Unix timestamp in seconds, or None if there is none.
+        """Return the first due time later than `after`, as a Unix timestamp in seconds.
+
+        Return None if the cron is disabled or if its `end_time` comes before the next due time.
 
         If daylight saving time skips a scheduled time, the cron is due at the first moment after
         the skipped hour. If a scheduled time occurs twice because the clocks are set back, the cron
-        is due only at the first occurrence, unless the hour field of the schedule is `*`. A
-        disabled cron has no next time.
+        is due only at the first occurrence. The cron is due at both occurrences if the schedule's
+        hour field starts with `*` or if the schedule is a name such as `@hourly`.
 
         Raises:
             ConfigurationError: The schedule or the timezone is invalid.
@@ -154,11 +157,12 @@ class Schedule:
     async def _recompute_implausible_due_times(self, table: CronTable) -> None:
         """Recompute due times that were computed by a server whose clock was fast.
 
-        A cron's due time is recomputed if it is later than the next due time according to the
-        current clock. The due time is also recomputed if the cron has none, because a server whose
-        clock was fast may have concluded that the cron's end time had passed. Clock differences of
-        up to `CLOCK_SKEW_S` seconds between servers do not affect due times. Without a tolerance of
-        `CLOCK_SKEW_S` seconds, a run could be started twice: first by a server whose clock is fast,
+        A cron's due time is recomputed if it is later than the next due time according to this
+        server's clock. The due time is also recomputed if the cron has none, because a server whose
+        clock was fast may have concluded that the cron's end time had passed.
+
+        Clocks of servers may differ by up to `CLOCK_SKEW_S` seconds without affecting due times.
+        Without this tolerance, a run could be started twice: first by a server whose clock is fast,
         then by one whose clock is correct.
         """
         for cron in await table.list_crons_due_after_or_never(time.time() + CLOCK_SKEW_S):
@@ -189,11 +193,13 @@ class Schedule:
     ) -> None:
         """Start the run of a cron that is due.
 
-        If the run is refused, advance the cron to its next due time.
+        If the run is refused, advance the cron to its next due time. If the run cannot be started
+        for a temporary reason, such as an unavailable database or one of `_RETRY_STATUSES`, raise
+        the error. The cron then stays due.
         """
         content = cron.content
         if content["graph"] not in self._runs.graphs:
-            # Leave the run to another server that serves this cron's graph.
+            # Leave the cron to another server, which serves its graph.
             return
         request_fields = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(request_fields)

@@ -1,7 +1,8 @@
 """Find a user's teams, and decide who can access a team's memory and which runs use it.
 
 A team's memory is stored in the namespaces under `("teams", NAME)`. A user's teams are determined
-only by the user's API key or by the authentication handler. See docs/people.md for the rules.
+by the user's API key or by the authentication handler. On a server without authentication, the
+config of a run names the teams. See docs/people.md for the rules.
 """
 
 from __future__ import annotations
@@ -73,10 +74,9 @@ def build_team_keyword_argument(team: str | None) -> dict[str, Any]:
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
     """Return whether a user is allowed to see a team's namespace.
 
-    The function returns True for a namespace that does not belong to a team.
-
-    The common prefix of all team namespaces, `("teams",)`, is visible to every user who belongs to
-    a team.
+    Administrators see all namespaces. The common prefix of all team namespaces, `("teams",)`, is
+    visible to every user who belongs to a team. The function returns True for a namespace that does
+    not belong to a team.
     """
     if identity.is_admin or not is_team_namespace(namespace):
         return True
@@ -86,16 +86,18 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
     """Raise an error if a user who is not a member of a team accesses the team's memory.
 
-    This check allows every user to list the namespaces under `("teams",)`. The list shows only
-    namespaces for which `may_see_namespace` returns True.
+    Administrators may access the memory of all teams. Every user may list the namespaces under
+    `("teams",)`. The list shows only namespaces for which `may_see_namespace` returns True.
 
     Args:
         identity: The user.
         action: The action that the user requests.
-        namespace: The namespace of the action. One that is not of a team is not checked.
+        namespace: The namespace of the action. A namespace that does not belong to a team is not
+            checked.
 
     Raises:
-        Forbidden: The user is not a member, or the namespace is the common prefix of all teams.
+        Forbidden: The user is not a member, or the namespace is `("teams",)` and the action is not
+            a list of namespaces.
     """
     is_list = action == "store:list_namespaces" and len(namespace) < 2
     if is_list or identity.is_admin or not is_team_namespace(namespace):
@@ -148,9 +150,11 @@ class RunTeams:
     ) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses a team's memory only if both the caller and the person whose memories the run
-        uses are members of the team. A caller who is allowed to act on behalf of other users does
-        not have to be a member.
+        A run uses a team's memory only if both the sender and the person whose memories the run
+        uses are members of the team. If the sender acts for another user, that user must be a
+        member instead of the sender. A sender who may act for others, but acts for nobody in
+        particular, does not have to be a member. A run that uses no memories uses no team's memory
+        either.
 
         Args:
             tenant: The tenant of the run, or None.

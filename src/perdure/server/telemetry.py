@@ -1,8 +1,8 @@
 """Record metrics for Prometheus and spans for OpenTelemetry.
 
 Metrics and spans are off unless they are configured. The labels of metrics and the attributes of
-spans contain the names of routes, components and operations. The labels of metrics and the
-attributes of spans never contain stored content, ids or the names of users.
+spans contain only the names of routes, components and operations, HTTP methods and statuses, and
+the classes of errors. They never contain stored content, ids or the names of users.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class Telemetry:
         Args:
             headers: The request's headers. If they contain a trace context, the request's span
                 continues that trace.
-            summary: The method of the request. Its route, status and duration are set by the end.
+            summary: A summary of the request, which already contains the method. The caller adds
+                the route, the status and the duration before the `with` block ends.
         """
         with self._start_span(summary.method, headers) as span:
             try:
@@ -232,7 +233,7 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """Count the threads that are waiting for memory extraction, grouped by job state.
+        """Count the threads with messages that no extraction has read, grouped by job state.
 
         Each call reads only the activity since the previous call.
         """

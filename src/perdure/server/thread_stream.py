@@ -26,6 +26,9 @@ from perdure.server.runs import Runs, ServerRuns
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
+"""The kinds of events that a reader can request. `run_modes` selects all events of the thread's
+runs. `lifecycle` selects only the start, the error and the end of each run. `state_update` adds an
+event if the thread's head has changed, which is checked while no run is in progress."""
 # Pattern of an event id, which consists of a run's `seq` and the event's number
 _EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")
 
@@ -69,12 +72,13 @@ class ThreadFrames:
 
         Args:
             modes: The kinds of events that the reader wants.
-            last_event_id: The id of the last event that the reader has received. If it is `""`,
-                the reader begins with the runs that are under way.
+            last_event_id: The id of the last event that the reader has received. If it is `""` or
+                not the id of an event of this stream, the reader begins with the runs that are
+                under way.
         """
         try:
             seq, number = await self._find_seq_and_event_number_to_resume_after(last_event_id)
-            head = await self._read_newest_checkpoint_ref() if "state_update" in modes else None
+            head = await self._read_head_ref() if "state_update" in modes else None
             while True:
                 for run_seq, run_id, _ in await self._list_runs_after(seq):
                     async with aclosing(
@@ -83,9 +87,7 @@ class ThreadFrames:
                         async for part in frames:
                             yield part
                     seq, number = run_seq, None
-                if "state_update" in modes and head != (
-                    head := await self._read_newest_checkpoint_ref()
-                ):
+                if "state_update" in modes and head != (head := await self._read_head_ref()):
                     yield b"id: %d\n%b" % (seq, build_frame("state_update", {"checkpoint": head}))
                 await asyncio.sleep(SWEEP_S)
                 await self._check_access_to_thread()
@@ -96,18 +98,20 @@ class ThreadFrames:
     async def _find_seq_and_event_number_to_resume_after(
         self, last_event_id: str
     ) -> tuple[int, int | None]:
-        """Find out where a reader continues.
+        """Find the position at which a reader continues.
 
         Returns:
-            The `seq` after which runs are read, and the number of the last event of the next run
-            that the reader has received, or None if there is none.
+            A run's `seq` and an event number, or None instead of the number. The reader continues
+            with the first run whose sequence number is greater than `seq`. The event number is that
+            of the last event of this run that the reader has received. It is None if the reader has
+            received no event of this run.
         """
         if match := _EVENT_ID.fullmatch(last_event_id):
             seq, number = match.groups()
             return (int(seq), None) if number is None else (int(seq) - 1, int(number))
         runs = await self._list_runs_after(0)
-        live_seqs = [seq - 1 for seq, _, status in runs if status in LIVE_STATES]
-        return min(live_seqs, default=runs[-1][0] if runs else 0), None
+        seqs_before_live_runs = [seq - 1 for seq, _, status in runs if status in LIVE_STATES]
+        return min(seqs_before_live_runs, default=runs[-1][0] if runs else 0), None
 
     async def _list_runs_after(self, seq: int) -> list[RunSummary]:
         """List the runs with a sequence number greater than `seq`."""
@@ -115,8 +119,8 @@ class ThreadFrames:
             await self._runs.get_database_runs(self._tenant)
         ).table.list_summaries_of_runs_after(self._thread_id, seq)
 
-    async def _read_newest_checkpoint_ref(self) -> dict[str, Any] | None:
-        """Return the thread id, namespace and checkpoint id of the thread's latest checkpoint.
+    async def _read_head_ref(self) -> dict[str, Any] | None:
+        """Return the thread id, namespace and checkpoint id of the thread's head.
 
         Return None if the thread has no checkpoint.
         """
@@ -128,7 +132,9 @@ class ThreadFrames:
         )
 
     async def _check_access_to_thread(self) -> None:
-        """Check periodically that the reader is still logged in and still has access to the thread.
+        """Check that the reader is still logged in and still has access to the thread.
+
+        The check is skipped if the last one took place less than `ACCESS_CHECK_S` seconds ago.
 
         Raises:
             Refused: The reader no longer has access to the thread.
@@ -142,6 +148,8 @@ class ThreadFrames:
         self, run_id: str, seq: int, last_event_number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one run, encoded as server-sent events.
+
+        If the run's `protocol` is `"thread"`, only its start, its error and its end are sent.
 
         Args:
             run_id: The run.

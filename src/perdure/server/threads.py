@@ -2,10 +2,10 @@
 
 The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
 contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
-of its last run on this server. Whether the thread is waiting for an answer to an interrupt is
-determined from its latest checkpoint, no matter which program stored that checkpoint. A new thread
-only reserves its id. The metadata that a client set for a new thread is ignored if another program
-stores the thread's first checkpoint.
+of its last run on a server. Whether the thread is waiting for an answer to an interrupt is
+determined from its head, no matter which program stored that checkpoint. A new thread only reserves
+its id. The metadata that a client set for a new thread is ignored if a program other than the
+server stores the thread's first checkpoint.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _NO_LIMIT: Final = 1 << 31
 # Number of runs that a search reads from the database in one batch
 _RUNS_PER_READ: Final = 500
 LOCK_RELEASE_S: Final = 0.5
-"""Seconds for which a change of a thread without a live run waits for the lock of the thread."""
+"""Maximum number of seconds that a change waits for the thread's lock if the thread has no live
+run."""
 # Maximum number of seconds that `delete` waits for the thread's lock if another program holds it
 _DELETE_WAIT_S: Final = 5
 
@@ -124,12 +125,13 @@ class Threads:
 
     Args:
         saver: The checkpointer that has the threads.
-        filter: A filter that the metadata of a thread must meet.
-        is_busy: Returns whether a run of this process is under way on a thread, even on a deleted
-            one.
+        filter: The caller has access only to threads whose metadata matches this filter.
+        is_busy: Returns whether this process has an unfinished run of the thread with a given id,
+            even if the thread has been deleted.
         drop_runs_and_events_of_thread: Called with the id of a deleted thread, before a new thread
             gets this id.
-        default_ttl: The time to live of new threads that are given none.
+        default_ttl: The time to live of a new thread for which the client sets none. None means no
+            limit.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
 
@@ -161,7 +163,7 @@ class Threads:
         """Return a thread's row if the caller is allowed to access the thread.
 
         Raises:
-            UnknownThread: The thread does not exist, or the caller may not reach it.
+            UnknownThread: The thread does not exist, or the caller has no access to it.
         """
         thread = await self.get_row(thread_id)
         if not matches_filter(thread.metadata, self._filter):
@@ -181,12 +183,13 @@ class Threads:
         Args:
             thread_id: The id of the thread, or None for a new id.
             metadata: The metadata of the thread.
-            source_user: The user of the thread of which the new thread is a copy, or None.
+            source_user: If the new thread is a copy, the user of the original thread; otherwise
+                None.
             ttl: The time to live, or None for the default.
 
         Raises:
             VersionConflict: A thread with this id exists.
-            Forbidden: The caller could not reach a thread with this metadata.
+            Forbidden: The caller would have no access to a thread with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         client = ClientMetadata(
@@ -201,9 +204,9 @@ class Threads:
         """Return the row of a thread. If the thread does not exist, create it with the metadata.
 
         Raises:
-            UnknownThread: The caller may not reach the thread with this id.
+            UnknownThread: The caller has no access to the existing thread with this id.
             VersionConflict: The thread with this id was deleted meanwhile.
-            Forbidden: The caller could not reach a new thread with this metadata.
+            Forbidden: The caller would have no access to a new thread with this metadata.
         """
         client = ClientMetadata(_copy_storable_metadata(metadata), None, is_reserved=True)
         existing = await self._find_thread_or_authorize_creation(thread_id, client.metadata)
@@ -244,7 +247,7 @@ class Threads:
 
         Raises:
             UnknownThread: See `get`.
-            Forbidden: The caller could no longer reach the thread.
+            Forbidden: The caller would lose access to the thread.
             ConfigurationError: See `validate_metadata`.
         """
         thread = await self.get(thread_id)
@@ -295,11 +298,12 @@ class Threads:
         )
 
     async def delete(self, thread_id: str) -> None:
-        """Delete a thread with its checkpoints. Memories that rest on it stay.
+        """Delete a thread with its checkpoints. Memories that were extracted from it are kept.
 
         Raises:
             UnknownThread: See `get`.
-            AlreadyLocked: A turn of another program does not end.
+            AlreadyLocked: The thread has a live run, or another program has held its lock for more
+                than `_DELETE_WAIT_S` seconds.
         """
         async with self.lock_for_change(thread_id, timeout_s=_DELETE_WAIT_S):
             await self.delete_while_holding_lock(thread_id, adds_removal_record=True)
@@ -319,21 +323,22 @@ class Threads:
         self._forget_thread(thread_id)
 
     async def delete_expired(self, limit: int) -> int:
-        """Delete threads whose TTL has expired, and return how many were deleted.
+        """Delete threads whose TTL has expired, and return the number of expired threads.
 
-        Threads whose lock is held are skipped.
+        If a thread's TTL has `keeps_latest` set, only its older checkpoints are deleted. Threads
+        that have a live run, or whose lock is held, are skipped.
 
         Args:
             limit: The maximum number of threads.
         """
-        deleted_count = 0
+        expired_count = 0
         for thread_id in await self._list.alist_expired_thread_ids(limit):
             with suppress(AlreadyLocked):
                 async with self.lock_for_change(thread_id, timeout_s=0):
-                    deleted_count += await self._list.adelete_if_expired(thread_id)
+                    expired_count += await self._list.adelete_if_expired(thread_id)
                     if await self._list.aget(thread_id) is None:
                         self._forget_thread(thread_id)
-        return deleted_count
+        return expired_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
         """Apply a retention rule to a thread, deleting the checkpoints that the rule does not keep.
@@ -373,8 +378,10 @@ class Threads:
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
         if await self._find_thread_or_authorize_creation(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
-        is_continued = source["status"] == "busy" or checkpoint_id is not None
-        status: RunStatus = "idle" if is_continued else source["status"]
+        # A copy of a busy thread has no run. The last checkpoint of a partial copy may not be the
+        # end of the last run.
+        is_status_outdated = source["status"] == "busy" or checkpoint_id is not None
+        status: RunStatus = "idle" if is_status_outdated else source["status"]
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
         except UnknownThread:
@@ -395,13 +402,13 @@ class Threads:
 
         Args:
             thread_id: The thread.
-            timeout_s: How long to wait for the lock, in seconds. None means to wait for a short
-                time if no run of the thread is live, because the lock of a run is released just
-                after the end of the run is stored.
+            timeout_s: How long to wait for the lock, in seconds. None means to wait up to
+                `LOCK_RELEASE_S` seconds if the thread has no live run, because a run releases the
+                lock shortly after its end has been stored.
 
         Raises:
-            AlreadyLocked: A run holds the lock; or a run is accepted and waits for a server,
-                because its former server has died.
+            AlreadyLocked: The lock is still held after this time; or the thread has a live run,
+                such as one whose server has died and that no other server has taken over yet.
         """
         message = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
         table = RunTable(self._saver)
@@ -450,7 +457,7 @@ class Threads:
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.
             VersionConflict: A run of a deleted thread with this id is still under way.
-            Forbidden: The caller could not reach a thread with this metadata.
+            Forbidden: The caller would have no access to a thread with this metadata.
         """
         if "\0" in thread_id:
             raise InvalidConfig(
@@ -471,7 +478,8 @@ class Threads:
                 raise already_exists_error(f"a thread {thread_id!r}")
         if thread is None:
             require_filter_match("a thread", metadata, self._filter)
-            # Another program may have deleted a thread with this id.
+            # Another program may have deleted a thread with this id. Drop that thread's runs and
+            # events from memory, so that the new thread does not have them.
             self._forget_thread(thread_id)
         return thread
 
@@ -519,6 +527,12 @@ class Threads:
         """Return one page of runs, newest first, from all threads that match a query.
 
         The sort order of the query is ignored.
+
+        Args:
+            query: The query for threads.
+            status: The status of the runs, or None for runs of any status.
+            limit: The maximum number of runs.
+            offset: The number of runs to skip.
 
         Returns:
             For each run its row, whether it is the last run of its thread, and the thread.
@@ -660,8 +674,9 @@ def _get_client_metadata_and_run_status_to_store(
 ) -> tuple[ClientMetadata, RunStatus]:
     """Return the tuple (client metadata, run status) to store in a thread's row.
 
-    If the thread's first checkpoint was stored by another program, the metadata is empty and the
-    run status is `"idle"`.
+    If the thread's first checkpoint was stored by a program other than the server, the metadata is
+    empty and the run status is `"idle"`. Once the thread has a checkpoint, its id no longer counts
+    as reserved.
     """
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
@@ -710,9 +725,10 @@ def _convert_row_to_api_thread(row: ListedThread) -> Thread:
 def _combine_head_status_and_last_run_status(
     head_status: ThreadStatus, last_run_status: RunStatus
 ) -> RunStatus:
-    """Derive a thread's status from its latest checkpoint and its last run on this server.
+    """Derive a thread's status from its head and its last run on a server.
 
-    Other programs may have continued the thread since its last run on this server.
+    Other programs may have continued the thread since that run. The status of the run is therefore
+    ignored if it contradicts the head.
     """
     if head_status.state == "waiting":
         return "interrupted"

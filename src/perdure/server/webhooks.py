@@ -1,8 +1,8 @@
 """Send webhooks, which are HTTP requests that deliver a finished run's result to another server.
 
-Webhooks are sent only to hosts that were allowed when the server was started. A host name is
-resolved only once, and the connection uses the address that was checked. If the name were resolved
-again for the connection, it could then resolve to a private address that was not checked.
+Webhooks are sent only to hosts that were allowed when the server was started. In each attempt, the
+host name is resolved only once, and the connection uses the address that was checked. If the name
+were resolved again for the connection, it could then resolve to a private address.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from perdure.errors import ConfigurationError
 from perdure.server.run_queue import DatabaseRuns
 
 RETRY_DELAYS_S: Final = (10, 40, 160, 640, 2560)
-"""Seconds after which a failed webhook is sent again, for each attempt."""
+"""Seconds between the start of an attempt to send a webhook and the next attempt. The first element
+applies to the first attempt. The attempt after the last delay is the last one."""
 TIMEOUT_S: Final = 10
-"""Seconds that a host may take to answer."""
+"""Maximum number of seconds for each of the two steps of an attempt: resolving the host name, and
+posting the run."""
 # Maximum number of webhooks that are sent concurrently
 _MAX_CONCURRENT: Final = 20
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -48,8 +50,8 @@ class Webhooks:
     """Sends webhooks with the results of finished runs to other hosts.
 
     Args:
-        hosts: The hosts that may be called: `"hooks.example.com"`, by https, or
-            `"http://10.0.0.7:8080"`.
+        hosts: The hosts that may be called, such as `"hooks.example.com"` or
+            `"http://10.0.0.7:8080"`. The default scheme is https.
         secret: The secret that signs the requests.
 
     Raises:
@@ -97,7 +99,7 @@ class Webhooks:
     async def aclose(self) -> None:
         """Stop sending webhooks.
 
-        Unsent webhooks stay in the database, and are sent by a server process that starts later.
+        Unsent webhooks stay in the database. Other server processes, or later ones, send them.
         """
         for task in self._tasks:
             task.cancel()
@@ -107,14 +109,14 @@ class Webhooks:
     async def _deliver_webhook(self, table: WebhookTable, run_id: str) -> None:
         """Send a run's webhook, and delete it after successful delivery or the last attempt."""
         try:
-            attempt = await table.claim_content_and_attempt_count(run_id, RETRY_DELAYS_S)
-            if attempt is None:
+            claimed = await table.claim_content_and_attempt_count(run_id, RETRY_DELAYS_S)
+            if claimed is None:
                 return
-            content, attempts = attempt
+            content, earlier_attempts = claimed
             try:
                 await self.post_run_to_webhook(content["url"], content["run"])
             except (ConfigurationError, OSError, httpx.HTTPError, TimeoutError) as exc:
-                is_last = attempts >= len(RETRY_DELAYS_S)
+                is_last = earlier_attempts >= len(RETRY_DELAYS_S)
                 consequence = "will not be retried" if is_last else "will be retried"
                 _LOGGER.warning(
                     "the webhook of run %s failed and %s (%.200s)", run_id, consequence, exc
@@ -132,6 +134,8 @@ class Webhooks:
         Raises:
             ConfigurationError: The host is not allowed, or has an address that is not public.
             httpx.HTTPError: The host cannot be reached, or does not answer with a 2xx status.
+            OSError: The host name cannot be resolved.
+            TimeoutError: See `TIMEOUT_S`.
         """
         self.check_url(url)
         body, timestamp = httpx.Request("POST", url, json=run).content, str(int(time.time()))
@@ -195,7 +199,9 @@ def _encode_host_as_ascii(url: httpx.URL) -> str:
 
 
 async def _resolve_public_ip_address(url: httpx.URL) -> str:
-    """Return the IP address of a URL's host. The address of a name must be public.
+    """Return the IP address of a URL's host.
+
+    If the host is a name, all its addresses must be public.
 
     Raises:
         ConfigurationError: The name has an address that is not public.
@@ -209,7 +215,7 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
             socket.getaddrinfo, _encode_host_as_ascii(url), None, type=socket.SOCK_STREAM
         )
         records = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
-    addresses = [str(candidate[4][0]) for candidate in records]
+    addresses = [str(record[4][0]) for record in records]
     for candidate in addresses:
         if not _is_public_address(ip_address(candidate.partition("%")[0])):
             raise ConfigurationError(

@@ -18,9 +18,9 @@ _Protocol: Any = AutoWebSocketsProtocol or object
 class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """uvicorn's websocket protocol, modified to buffer at most one message per client.
 
-    In uvicorn's version, `send` returns as soon as the message is in the connection's send buffer.
-    If the application finished before the client had read the message, the send buffer would stay
-    in memory until the client read it.
+    In uvicorn's version, `send` may return as soon as the message is in the transport's write
+    buffer. If the application then finished before the client had read the message, the write
+    buffer would stay in memory until the client read it.
     """
 
     async def send(self, message: Any) -> None:
@@ -34,7 +34,11 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
             await writable.wait()
 
     async def run_asgi(self) -> None:
-        """Run the application and close the connection. Drop data that the client has not read."""
+        """Run the application and close the connection.
+
+        If the transport's write buffer is still too full to accept another message, abort the
+        connection, which drops the data that the client has not read.
+        """
         try:
             await super().run_asgi()
         finally:
@@ -88,7 +92,7 @@ class WebSocketSender:
                 self._account.subtract_dropped_bytes(self, self.size)
 
     def drop_oldest_events(self) -> None:
-        """Stop sending the message."""
+        """Stop sending the current message, and free the memory that it is charged for."""
         self._account.subtract_dropped_bytes(self, self.size)
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
