@@ -32,6 +32,8 @@ from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
 
 Part = MessagesNode | Learner
+# The node names of parts, by the name of the part's class. Other parts have the name of their class
+# in lower case.
 _NODE_NAMES: Final = {
     "RememberTurns": "remember",
     "UpdateInstructions": "reflect",

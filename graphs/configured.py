@@ -25,8 +25,10 @@ from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
 MAX_TOKENS = 8_000
-"""The maximum number of tokens of a thread in a request. From 6,000 on, older messages are
-summarised."""
+"""The maximum number of tokens of a request to the model.
+
+In `memory_chat`, older messages are summarised when three quarters of this number are reached.
+"""
 
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -62,8 +64,8 @@ def build_memory_agent(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the `agent` graph with the model configured in `chosen_settings`."""
-    model, window = build_configured_model(chosen_settings), trim(max_tokens=MAX_TOKENS)
-    return memory_agent(model, memory=[window], namespace=namespace)
+    model = build_configured_model(chosen_settings)
+    return memory_agent(model, memory=[trim(max_tokens=MAX_TOKENS)], namespace=namespace)
 
 
 @asynccontextmanager
@@ -88,24 +90,27 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
         return None
     from langchain_openai import ChatOpenAI  # the import takes seconds
 
+    # The prefix is accepted, because names passed to `load_chat_model` have it.
+    model_name = chosen_settings.model.removeprefix("openai:")
     return ChatOpenAI(
-        model=chosen_settings.model.removeprefix(
-            "openai:"
-        ),  # a name that `load_chat_model` accepts
+        model=model_name,
         base_url=chosen_settings.base_url,
         api_key=chosen_settings.api_key or "none",  # type: ignore[arg-type]
     )
 
 
 def _load_settings() -> settings.Settings:
-    """Load the settings without searching for the default database folder."""
-    return settings.load(db=":memory:")  # loading the settings opens no database
+    """Load the settings without creating the folder of the default database.
+
+    The returned settings name an in-memory database, which callers of this function do not open.
+    """
+    return settings.load(db=":memory:")
 
 
 def _choose_memory_namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Return the namespace template for the memories of a run.
 
-    If the run has no user, the user from the settings is used.
+    If the run has no user, the namespace contains the user from the settings.
     """
     configurable = config.get("configurable", {})
     # Return the default template if the config identifies a user or disables memory. LangGraph's

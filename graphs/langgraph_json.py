@@ -111,8 +111,7 @@ class LanggraphFile:
         path: The path of the file, absolute.
         thread_ttl: The time to live of new threads, or None.
         origins: The sites whose scripts may call the server.
-        ignored: The dotted names of sections that have no effect in perdure, in the order of the
-            file.
+        ignored: The dotted names of keys that have no effect in perdure.
     """
 
     path: Path
@@ -300,7 +299,8 @@ def _build_import_error(description: str, location: str, reason: str) -> Configu
 def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
     """Check that an object is a graph, or a callable that could return a graph.
 
-    A graph may be compiled or not.
+    A graph may be compiled or not. An asynchronous context manager, which may yield a graph, also
+    counts as a graph.
 
     Raises:
         ConfigurationError: The object is not a graph and cannot return a graph.

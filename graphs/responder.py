@@ -29,7 +29,7 @@ class QuotingResponder(BaseChatModel):
         return "perdure-quoting-responder"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        # a quote must not be remembered again
+        # The answer must not become a memory, because it repeats memories.
         message = AIMessage(
             _build_answer_from_quotations(messages) + NOTICE, response_metadata={REMEMBER: False}
         )
@@ -58,7 +58,10 @@ def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
 def _quote_messages_sharing_words(
     question_words: set[str], thread_messages: list[BaseMessage]
 ) -> list[str]:
-    """Quote the thread messages that share the most words with the question."""
+    """Quote the thread messages that share the most words with the question.
+
+    Earlier answers of this model, which contain `NOTICE`, are not quoted.
+    """
     shared_counts = [
         len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)
         for m in thread_messages

@@ -66,18 +66,19 @@ class Trim(MessagesNode):
     The parameters are the same as those of langchain's `trim_messages`. In a graph, the node
     removes old messages from the state, but the thread's history keeps them. In a `view`, the state
     is not changed. The remaining messages always form a sequence that model providers accept. The
-    newest human message, the last message after it and all system messages are always included.
+    newest human message and the last message after it are always included, and so are all system
+    messages, unless `include_system` is False.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
-            share of the model's window.
+            share of the model's context window.
         token_counter: The token counter, see `perdure.memory.token_counter`. `len` counts messages
             instead of tokens.
         strategy: The turns to keep. `"last"` keeps the newest turns. `"first"` keeps the oldest
             turns and the newest turn.
         start_on: The type of the first message. With `"human"` or `HumanMessage`, turns are kept or
-            removed as a whole. With None, or if AI messages are among the types, the oldest turn
-            that is kept may lose its beginning.
+            removed as a whole. With None, or if other types are given in addition to `"human"`, the
+            oldest turn that is kept may lose its beginning.
         include_system: Whether the system messages are included.
         end_on: The types of the last message. Later messages are not sent to the model, and are not
             removed from the state.
@@ -225,6 +226,9 @@ class Trim(MessagesNode):
         """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
+        # Maps the `id()` of each message to its token count, or to None until the message has been
+        # counted. Shortened copies of messages are not cached, because the `id()` of a copy that no
+        # longer exists can be reused.
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
 
         def measure_cached(message: BaseMessage) -> float:
@@ -273,26 +277,28 @@ class Trim(MessagesNode):
             counter.count_tokens_excluding_messages(self._tools) + self._prompt
         ) * counter.scale + reserved_tokens
         options = self.strategy, self.start_on, self._adds_omitted_steps_line
-        window = select_turns(model_input, self.size - fixed, count_message_tokens, *options)
+        selection = select_turns(model_input, self.size - fixed, count_message_tokens, *options)
+        # If steps are omitted and there is no room for the line that states their number, shorten
+        # the required messages to make room for the line.
         shortens_for_line = (
-            self.allow_partial and self._adds_omitted_steps_line and window.left_out > 0
+            self.allow_partial and self._adds_omitted_steps_line and selection.left_out > 0
         )
-        if window.excess <= 0 and not shortens_for_line:
-            return replace(model_input, turns=iter(window.turns))
-        required = [message for unit in window.required_units for message in unit]
-        room = sum(map(count_message_tokens, required)) - max(0, window.excess)
+        if selection.excess <= 0 and not shortens_for_line:
+            return replace(model_input, turns=iter(selection.turns))
+        required = [message for unit in selection.required_units for message in unit]
+        room = sum(map(count_message_tokens, required)) - max(0, selection.excess)
         shortened = None
         if shortens_for_line:
-            line = count_message_tokens(
-                add_omitted_steps_line(required[0], window.left_out)
+            line_tokens = count_message_tokens(
+                add_omitted_steps_line(required[0], selection.left_out)
             ) - count_message_tokens(required[0])
-            shortened = _shorten_messages_to_fit(required, room - line, count_message_tokens)
+            shortened = _shorten_messages_to_fit(required, room - line_tokens, count_message_tokens)
             shortened = shortened and [
-                add_omitted_steps_line(shortened[0], window.left_out),
+                add_omitted_steps_line(shortened[0], selection.left_out),
                 *shortened[1:],
             ]
-        if shortened is None and window.excess <= 0:
-            return replace(model_input, turns=iter(window.turns))
+        if shortened is None and selection.excess <= 0:
+            return replace(model_input, turns=iter(selection.turns))
         if shortened is None and self.allow_partial:
             shortened = _shorten_messages_to_fit(required, room, count_message_tokens)
         if shortened is None:
@@ -307,8 +313,8 @@ class Trim(MessagesNode):
                 self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL
             )
         replacements = iter(shortened)
-        units = [tuple(islice(replacements, len(unit))) for unit in window.required_units]
-        newest, *older = window.turns
+        units = [tuple(islice(replacements, len(unit))) for unit in selection.required_units]
+        newest, *older = selection.turns
         return replace(model_input, turns=iter([newest._replace(units=units), *older]))
 
 
@@ -366,7 +372,10 @@ def _list_message_types_of_name_or_class(value: Any) -> set[str]:
 def iter_system_message_names_with_token_counts(
     model_input: ModelInput, measure: Measure
 ) -> Iterator[tuple[str, float]]:
-    """Yield a (name, token count) tuple for each system message."""
+    """Yield a (name, token count) tuple for each system message.
+
+    The texts that perdure added to the system messages are yielded as one further tuple.
+    """
     if model_input.system is None:
         return
     total = measure(model_input.system)
@@ -417,16 +426,17 @@ def _remove_messages_after_last_of_type(
 
 
 class TurnSelection(NamedTuple):
-    """A selection of a conversation's turns that fits within a token limit.
+    """A selection of a conversation's turns that fits within a token limit, if `excess` is 0.
 
     Attributes:
-        turns: The turns that fit, newest first.
+        turns: The turns that fit, newest first. The newest turn may lack some of its steps.
         required_units: The units that must be included, which are the newest human message and the
             last unit after it.
         excess: The number of tokens by which the required units and the system message exceed the
-            limit.
-        left_out: The number of steps of the newest turn that are left out. The value is 0 if a
-            message in `turns` contains a line with this number.
+            limit, or 0 if they do not exceed it.
+        left_out: The number of omitted steps of the newest turn. With `adds_omitted_steps_line`,
+            the value is 0 if a message in `turns` contains a line with this number, or if the turn
+            has no human message.
     """
 
     turns: list[Turn]
@@ -447,8 +457,10 @@ def select_turns(
 
     With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
     oldest turns are selected in addition to the newest turn, which is always required. If the
-    newest turn is too long, some of its steps are omitted. With `adds_omitted_steps_line=True`, a
-    line stating how many steps were omitted is added to the human message of the newest turn.
+    newest turn is too long, some of its steps are omitted. The steps of a turn are its units
+    between the human message and the last unit. With `adds_omitted_steps_line=True`, a line stating
+    how many steps were omitted is added to the turn's human message, or at its beginning if it has
+    no human message. The line is not added if there is no room for it.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -501,7 +513,8 @@ def _prepend_omitted_steps_line_and_select_fitting_steps(
 
     The first element of the returned pair contains the units at the beginning of the turn,
     including the added line. The second element contains those of the given steps that fit into
-    `max_tokens` together with the line.
+    `max_tokens` together with the line. If there is no room for the line, `opening_units` and
+    `steps` are returned unchanged.
 
     Args:
         opening_units: The units at the beginning of the turn, with the question if there is one.
@@ -509,8 +522,6 @@ def _prepend_omitted_steps_line_and_select_fitting_steps(
         step_count: The number of all steps between `opening_units` and the last unit of the turn.
         max_tokens: The number of tokens for the line and the steps.
         measure: The function that returns the number of tokens of a message.
-
-    If there is no room for the line, `opening_units` and `steps` are returned unchanged.
     """
     question = opening_units[0][0] if _has_question(opening_units) else None
     question_tokens = 0 if question is None else measure(question)
@@ -533,7 +544,8 @@ def _take_fitting_turns_and_get_unused_tokens(
 ) -> tuple[list[Turn], float]:
     """Return the leading turns that fit into `remaining_tokens`, and the number of unused tokens.
 
-    The number of unused tokens is negative if not all turns fit.
+    If a turn does not fit, the number of unused tokens is -1, so that a further call selects
+    nothing. With `start_on=None`, the last units of that turn are selected if they fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining_tokens >= 0 else ():

@@ -36,7 +36,8 @@ from perdure.memory.thread_messages import (
     mark_messages_not_written_by_person_of_run,
 )
 
-# Maximum number of attempts to update the profile while other runs change the same fields.
+# Maximum number of attempts to update the profile while other runs change the same fields, or while
+# messages of the conversation are erased.
 _MAX_ATTEMPTS: Final = 11
 _LOG: Final = logging.getLogger("perdure")
 
@@ -93,6 +94,9 @@ class UpdateProfile(Learner):
     ) -> ProfileUpdate:
         """Update the profile from the messages of a conversation.
 
+        If the messages do not fit into one call of the model, only the newest ones are used. If the
+        run has no memory, nothing is changed.
+
         Args:
             messages: The messages.
             config: The config of the run.
@@ -141,7 +145,9 @@ class UpdateProfile(Learner):
     ) -> ProfileUpdate:
         """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
-        The model is asked again if another run has changed a field that the patch also changes.
+        The model is asked again if another run has changed a field that the patch also changes, or
+        if a message was erased in the meantime. In the latter case, the model is asked about the
+        remaining messages.
         """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)

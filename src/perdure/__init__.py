@@ -20,12 +20,12 @@ __all__ = [
     "SQLiteStore",
     "__version__",
 ]
-if (
-    find_spec("psycopg") is None
-):  # Names that need psycopg are left out, so that `import *` works without psycopg.
+# Leave out the names that need psycopg, so that `import *` works without psycopg.
+if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
-_PARTS = {
+# The module that contains each public class.
+_MODULE_NAMES = {
     "PostgresCheckpointer": "perdure.checkpointers",
     "PostgresStore": "perdure.stores",
     "SQLiteCheckpointer": "perdure.checkpointers",
@@ -35,8 +35,8 @@ _PARTS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public class on first use, or return the package's version."""
-    if name in _PARTS:
-        return getattr(import_module(_PARTS[name]), name)
+    if name in _MODULE_NAMES:
+        return getattr(import_module(_MODULE_NAMES[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -86,6 +86,8 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         except Exception as exc:
             continue_operation = partial(operation.throw, exc)
         except BaseException as exc:  # The coroutine is cancelled.
+            # Raise the exception in the operation. The operation's remaining code runs in the event
+            # loop.
             continue_operation, call_in_thread = partial(operation.throw, exc), None
         else:
             continue_operation = partial(operation.send, answer)

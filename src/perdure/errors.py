@@ -33,7 +33,7 @@
     ├─ InvalidPatch (ValueError)           a change to a profile is invalid
     ├─ InvalidMessages (TypeError)         a list of messages contains another kind of value
     ├─ BudgetExceeded                      the required messages exceed the budget
-    ├─ ModelFailed                         the chat model did not answer
+    ├─ ModelFailed                         the chat model gave no usable answer
     │  ├─ SummaryFailed                    the model returned no summary; nothing was removed
     │  └─ InstructionsRefused              the model's rewrite of instructions is not usable
     └─ ImportFailed (ValueError)           a file to import is malformed; the message says where
@@ -190,13 +190,16 @@ class InvalidUpdate(PerdureError, ValueError):
 
 
 class ModelFailed(PerdureError):
-    """The chat model could not be reached, or refused the request. The messages are stored."""
+    """Raised if the chat model gives no usable answer, for example because it cannot be reached.
+
+    The messages of the thread stay stored.
+    """
 
 
 class SummaryFailed(ModelFailed):
-    """Raised if the summarization model fails, times out or returns no text.
+    """Raised if the model that writes summaries fails, times out or returns no usable summary.
 
-    Nothing was removed.
+    No message was removed.
     """
 
 

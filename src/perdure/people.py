@@ -58,10 +58,10 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A category of data that belongs to or mentions a person.
+    """The objects of one kind that belong to a person, or that mention the person.
 
     Attributes:
-        what: The name of the kind, a plural noun such as `"threads"`.
+        what: The kind of the objects, a plural noun such as `"threads"`.
         ids: The ids of threads, runs, crons or assistants, or the namespaces of items with labels
             joined by `/`. Empty if there are too many to list.
         number: The number of objects, if it differs from the number of ids.
@@ -126,8 +126,8 @@ def export(
 
     Args:
         user: The name of the person.
-        saver: The threads.
-        store: The items.
+        saver: The checkpointer that stores the threads.
+        store: The store that contains the items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
         owners_are_people: Whether the `owner` of a thread without a user is a person. False means
@@ -218,8 +218,8 @@ def forget(
 
     Args:
         user: The name of the person.
-        saver: The threads.
-        store: The items.
+        saver: The checkpointer that stores the threads.
+        store: The store that contains the items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
         looks_elsewhere: Whether to search the data of other people for quotations and other traces
@@ -349,7 +349,7 @@ class _PersonErasure:
         )
 
     def _stop_crons_runs_and_webhooks(self, threads: list[str], timeout_s: float) -> None:
-        """Delete the crons, cancel the runs, and wait for the runs to end.
+        """Delete the crons, cancel the runs, wait for the runs to end, and delete the webhooks.
 
         Raises:
             StorageUnavailable: A run has not ended after `timeout_s` seconds.
@@ -473,8 +473,8 @@ class _PersonErasure:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Find other people's threads that contain text from the person or from the person's crons.
 
-        The search covers texts that the person wrote, but not texts that other people sent in the
-        person's threads.
+        The search covers the messages that the person wrote and the texts of the person's items. It
+        excludes texts that other people sent in the person's threads.
 
         Returns:
             The ids of the threads that contain a text of the person, and the ids of the threads
@@ -498,7 +498,10 @@ class _PersonErasure:
     def _iter_paths_of_other_peoples_items_from_own_threads(
         self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
-        """Yield other people's items that were extracted from the person's threads."""
+        """Yield the paths of other people's items that were extracted from the person's threads.
+
+        A path consists of the namespace's labels and the key, joined by `/`.
+        """
         if own_thread_ids:
             source, authored_items = (
                 {"thread_id": {"$in": sorted(own_thread_ids)}},

@@ -34,6 +34,7 @@ T = TypeVar("T")
 _LOCK_NAME: Final = "\0retention"
 # Maximum number of threads that are locked at the same time.
 _THREADS_PER_BATCH: Final = 200
+# Maximum number of timestamps by which quarantine entries are selected in one call of `forget`.
 _ENTRIES_PER_BATCH: Final = 1_000
 
 
@@ -111,14 +112,15 @@ def apply(
 ) -> Report:
     """Delete the data that is due for removal under the retention rules.
 
-    Expired items are always removed. Quarantined candidates and memories are erased with all their
-    versions.
+    Expired items are removed even without a rule, unless `thread_ids` is given. Quarantined
+    candidates and memories are erased with all their versions.
 
     Args:
         rules: The rules. `perdure.settings.load().retention` returns the rules of the settings.
-        saver: The threads.
-        store: The items.
-        thread_ids: Only these threads, and no items. None means all threads and items.
+        saver: The checkpointer that stores the threads.
+        store: The store that contains the items.
+        thread_ids: The rules are applied only to these threads, and to no items except the memories
+            of these threads. None means all threads and items.
         skip: Threads that do not count as idle, for example because an extraction is due.
         timeout_s: Seconds to wait while another process applies retention to the database.
 
@@ -151,7 +153,7 @@ class _RetentionPass:
     """Applies the retention rules once, or only counts the data that would be removed.
 
     Attributes:
-        idle_thread_ids: The threads that are deleted.
+        idle_thread_ids: The ids of the threads that are deleted because they are idle.
         left: See `Report.left`.
         erased_keys: The namespaces and keys of the items that are erased.
     """
@@ -211,6 +213,7 @@ class _RetentionPass:
         If `rules.memories` is set, the memories that were extracted from the threads are also
         erased.
         """
+        # With `dry_run`, `delete_idle` only lists the idle threads.
         idle_candidates = self.saver.delete_idle(
             idle_since, thread_ids=self.thread_ids, dry_run=True
         )
@@ -222,6 +225,8 @@ class _RetentionPass:
                     batch = [
                         thread_id for thread_id in batch if self._try_lock_thread(thread_id, stack)
                     ]
+                # List the idle threads again, because a run may have written to a thread before the
+                # thread was locked.
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
                 if self.rules.memories and batch:
@@ -330,6 +335,7 @@ class _RetentionPass:
         return items
 
     def _days_ago(self, days: float) -> datetime:
+        # The number of days is limited, because a `datetime` cannot be earlier than the year 1.
         return self.started_at - timedelta(days=min(days, 700_000))
 
 

@@ -27,7 +27,11 @@ class _ConfiguredDatabase:
 
 
 CHOSEN: Final[Any] = _ConfiguredDatabase()
-"""A default for a path that means the database of the settings. A path of None is an error."""
+"""The default value of a `db` argument, which means the database that the settings name.
+
+The default is not None, because a None that is passed by mistake must be an error.
+"""
+# Names of the settings whose values are secret.
 SECRETS: Final = ("key", "api_key", "direct", "webhook_secret")
 SEARCH_LIMIT: Final = 10
 """The default number of results of a search, in the library, command line, server and MCP."""
@@ -70,8 +74,8 @@ def _check_setting_type(setting_name: str, value: Any, type_name: str) -> Any:
     """Return a value unchanged if it has the type that the setting expects.
 
     Raises:
-        ConfigurationError: The value has another kind. The message does not show text, which may be
-            a secret.
+        ConfigurationError: The value has another type, or is a number outside of the range from 0
+            to `_MAX_NUMBER`.
     """
     if type_name in ("int", "float") and not isinstance(value, bool):
         is_valid = (
@@ -142,15 +146,16 @@ class Rules:
     Attributes:
         idle_days: Delete threads that have been idle for this number of days.
         memories: Whether to also erase the memories that were extracted from such threads.
-        checkpoints_last: See `checkpointers.Retention`, also for the next three rules.
+        checkpoints_last: See `checkpointers.Retention`.
         checkpoints_days: See `checkpointers.Retention`.
         turns: See `checkpointers.Retention`.
         history: See `checkpointers.Retention`.
-        versions_last: See `stores.VersionRetention`, also for the next rule.
+        versions_last: See `stores.VersionRetention`.
         versions_days: See `stores.VersionRetention`.
         quarantine_days: Erase candidates that have been quarantined for this number of days.
         jobs_days: Clear the records of extractions whose last failure is this number of days ago.
-            Their messages are read with the next message of the thread.
+            The messages that such an extraction should have read are read together with the next
+            message of the thread.
     """
 
     idle_days: float | None = None
@@ -307,8 +312,9 @@ def load(**arguments: str | None) -> Settings:
         **arguments: Values that override the environment and the file, unless they are None.
 
     Raises:
-        ConfigurationError: The file cannot be read, or contains an unknown setting or a value of a
-            wrong type. Or an argument is empty, or the name of the user is blank.
+        ConfigurationError: The file cannot be read, or contains an unknown setting, a value of a
+            wrong type, or a setting that is risky in a file that the user has not chosen. The error
+            is also raised if an argument is empty, or if the name of the user is blank.
     """
     settings = _read_settings_file() | _read_settings_from_environment()
     for name, value in arguments.items():
@@ -340,9 +346,10 @@ def load(**arguments: str | None) -> Settings:
 
 
 def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -> None:
-    """Reject settings in a `perdure.toml` that could send the user's data to the file's author.
+    """Reject settings in a `perdure.toml` that could give the file's author data or control.
 
-    A `perdure.toml` that the user did not choose explicitly may come from a cloned repository.
+    These settings could send the user's data to the author of the file, or run the author's code. A
+    `perdure.toml` that the user did not choose explicitly may come from a cloned repository.
 
     Raises:
         ConfigurationError: A file that the user has not chosen sets `base_url`, a DSN or `graphs`.
@@ -427,8 +434,10 @@ def _find_settings_file() -> Path | None:
     """Find the settings file.
 
     Returns:
-        The file in `PERDURE_CONFIG`, otherwise the nearest `perdure.toml` in this folder and those
-        above it, otherwise the file of the user. None if there is none.
+        The file in `PERDURE_CONFIG`, otherwise the nearest `perdure.toml` in the working directory
+        and the folders above it, otherwise the file in the user's configuration folder. None if
+        there is none. The search through the folders ends at the user's home folder and at a folder
+        that contains `.git`.
     """
     if configured_path := os.environ.get("PERDURE_CONFIG"):
         if not os.path.exists(configured_path):

@@ -199,10 +199,11 @@ class QueueLocation(NamedTuple):
 class Database(Protocol):
     """A database that is opened on first use, or earlier by `connect`.
 
-    Each component has its own `Database`. Databases with the same path share connections and OS
-    threads. All methods can be called from any thread or event loop. Asynchronous methods do no I/O
-    in the event loop's thread. All other methods block. After `close`, or in a forked process, all
-    methods raise `StorageUnavailable`.
+    Each component, which is a checkpointer or a store, has its own `Database`. Databases with the
+    same path share connections and OS threads. All methods can be called from any thread or event
+    loop. Methods that return an awaitable do no I/O in the event loop's thread. Other methods
+    block, unless their description says that they do not. After `close`, or in a forked process,
+    all methods raise `StorageUnavailable`.
     """
 
     @property
@@ -276,8 +277,8 @@ class Database(Protocol):
             make_flow: A function that builds the flow. It may be called twice.
             on_commit: A function that is called in the writing thread with the result, after the
                 commit.
-            on_rollback: A function that is called once in the writing thread if the flow or the
-                commit failed.
+            on_rollback: A function that is called once in the writing thread if the flow, the
+                commit or `on_commit` failed.
             exclusive_names: The names of the objects that the flow writes, such as thread ids.
                 Other flows with one of these names wait until this flow is committed. None means
                 that all writers of the component wait.

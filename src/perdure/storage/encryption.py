@@ -38,7 +38,8 @@ class Seal(Protocol):
     """Protects stored bytes with encryption or with a checksum.
 
     Attributes:
-        hash_key: The key of content hashes. Without it, equal hashes reveal nothing.
+        hash_key: The key with which texts are hashed, or `b""` if the rows are not encrypted.
+            Nobody can guess a text from its hash without this key.
     """
 
     hash_key: bytes
@@ -117,15 +118,16 @@ class ChecksumSeal(Seal):
                 or _compute_row_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
                 != body[-_CRC_BYTES:]
             ):
+                # Raise the error that `unseal` raises for this row.
                 self.unseal(body, (*shared_data, position))
             unsealed_bodies.append(body[:-_CRC_BYTES])
         return unsealed_bodies
 
 
 def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
-    """Return a checksum of a row's associated data without its last part.
+    """Return a checksum of `associated_data`, which is a row's associated data without its end.
 
-    Pass `associated_data` without the last part.
+    Only the last part is missing. `_compute_row_checksum` adds the last part.
     """
     return zlib.crc32(repr(associated_data).encode())
 
@@ -169,7 +171,7 @@ class AESGCMSeal(Seal):
         if len(key) not in (16, 24, 32):
             raise WrongKey(f"the key has {len(key)} bytes; expected 16, 24 or 32 bytes for AES-GCM")
         self._aead = aead.AESGCM(key)
-        self._invalid = InvalidTag
+        self._invalid_tag_error = InvalidTag
         self._binding = b""
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
@@ -223,7 +225,7 @@ class AESGCMSeal(Seal):
         """
         try:
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
-        except (self._invalid, ValueError, TypeError) as exc:
+        except (self._invalid_tag_error, ValueError, TypeError) as exc:
             raise CorruptRecord(
                 f"the row {row_for_error!r} cannot be decrypted: it was damaged, changed, or moved "
                 "from another row, database or tenant; restore it from a backup"
@@ -309,11 +311,12 @@ def check_key_and_bind_seal(
         seal: The seal of one component. It must not be used for another database.
         path: The name of the database, for error messages.
         tenant: The tenant whose rows are read and written, or None.
-        read_only: Whether it is forbidden to record anything.
+        read_only: Whether nothing may be written to the database.
 
     Raises:
-        WrongKey: The database was created with another key, or only one of the two has a key.
-        StorageError: The tenant has no key check yet, and none may be recorded.
+        WrongKey: The database was created with another key, or only one of the seal and the
+            database has a key.
+        StorageError: The tenant has no key check yet, and `read_only` is True.
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_KEY_CHECK,))
     key_check = rows[0][0] if rows else None

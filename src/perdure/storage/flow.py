@@ -53,8 +53,8 @@ class Statement(NamedTuple):
     Attributes:
         sql: The SQL, with placeholders in the form of SQLite.
         params: The parameters, or with `execute_many` a sequence of rows of parameters.
-        execute_many: Whether to execute the statement once for each row of parameters. It then
-            returns no rows.
+        execute_many: Whether to execute the statement once for each row of parameters. The
+            statement then returns no rows.
     """
 
     sql: str
@@ -72,14 +72,13 @@ class LastRequest(list[Statement]):
 
 
 class GuardedRequest(list[Statement]):
-    """A list of SQL statements, of which the first is a guard, executed in its own transaction.
+    """A list of SQL statements that begins with a guard statement and is a whole transaction.
 
-    The guard statement is the first SQL statement of the request. The guard statement checks that
-    no concurrent transaction has changed the data on which the request is based. The guard
-    statement succeeds if it returns or changes at least one row. If the guard statement succeeds,
-    the transaction is committed, and the flow receives the guard statement's rows. If the guard
-    statement fails, nothing is written, and `GuardFailed` is raised in the flow that yielded the
-    request. On Postgres, all statements of a request are sent at once, before the guard statement's
+    The guard statement checks that no concurrent transaction has changed the data on which the
+    request is based. The guard statement succeeds if it returns or changes at least one row. If the
+    guard statement succeeds, the transaction is committed, and the flow receives the guard
+    statement's rows. If the guard statement fails, nothing is written, and `GuardFailed` is raised
+    in the flow that yielded the request. On Postgres, all statements of a request are sent at once, before the guard statement's
     result is known. Therefore, a guard statement on Postgres must report a failed check by raising
     an SQL error, such as a division by zero or a duplicate key.
     """
@@ -104,6 +103,7 @@ Request = Statement | list[Statement]
 statements, which are executed in order, the flow receives a list of such lists."""
 
 Flow = Generator[Request, Any, T]
+# A flow, or an operation (see `perdure.effects`), which yields effects instead of requests.
 Steps = Generator[R, Any, T] | Coroutine[R, Any, T]
 
 
@@ -111,7 +111,7 @@ def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
     """Run a flow to completion and return its result.
 
     Args:
-        flow: The flow.
+        flow: The flow, or an operation.
         execute: A function that executes a request and returns its rows. Errors that it raises are
             raised in the flow, at the `yield` of the request.
     """
@@ -207,8 +207,9 @@ def load_sql(package: str, *filenames: str, with_tenants: bool = False) -> Named
     Args:
         package: The name of the package.
         *filenames: The files. A statement in a later file replaces the one of the same name.
-        with_tenants: Whether tenants share the tables. The placeholder `{tenant}`, which precedes
-            the columns of keys, then becomes the column `tenant`.
+        with_tenants: Whether tenants share the tables. If they do, the placeholder `{tenant}`,
+            which precedes the columns of keys, becomes the column `tenant`; otherwise, it is
+            removed.
     """
     statements = NamedSQL()
     for filename in filenames:

@@ -25,7 +25,7 @@ except ImportError as exc:
 class ForeignPostgres:
     """A connection for reading the tables that LangGraph created in a Postgres database.
 
-    The tables are found through the role's search path. The DSN may lead to PgBouncer.
+    The tables are found through the role's search path. The DSN may be that of a PgBouncer.
 
     Args:
         dsn: The DSN of the database.

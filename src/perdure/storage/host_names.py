@@ -6,7 +6,7 @@ from perdure.errors import ConfigurationError
 
 
 def ascii_host(name: str) -> str:
-    """Return the ASCII form of a host name, in lower case. An IP address is returned unchanged.
+    """Return the ASCII form of a host name or IP address, in lower case and without brackets.
 
     A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers. In contrast,
     `socket.getaddrinfo` and `ssl` implement IDNA 2003, which maps `faß.de` to `fass.de`.

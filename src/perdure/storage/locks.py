@@ -12,8 +12,7 @@ to the connection that acquired it.
 On POSIX systems, a process loses all its locks on a file when it closes any descriptor of that file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
 process opens a database's lock file only once, and keeps the file open until it closes the
-database. The file locks are advisory. File locks work only on file systems that support `fcntl`
-locks.
+database. The file locks are advisory, and work only on file systems that support `fcntl` locks.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ else:
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
     def _lock_file(fd: int) -> None:
-        fcntl.flock(
-            fd, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # A `flock` lock belongs to the file descriptor and not to the process.
+        # A `flock` lock belongs to the file descriptor and not to the process, so that it also
+        # excludes other threads of this process.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock_file(fd: int) -> None:
         # `LOCK_UN` also releases the lock in child processes that were forked while it was held.
@@ -323,7 +322,11 @@ class Locks:
     def _wait_in_queue(
         self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
     ) -> Iterator[Ticket]:
-        """Join the queue for a lock, and leave it if the `with` block raises an exception."""
+        """Join the queue for a lock, and leave it if the `with` block raises an exception.
+
+        If the `with` block succeeds, the lock is recorded as one that the calling run holds. `loop`
+        is the event loop in which the caller waits, or None if it waits by blocking.
+        """
         first_ticket = self._queues.first_ticket(hold.name)
         if first_ticket is not None and any(
             hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()
