@@ -78,9 +78,11 @@ class GuardedRequest(list[Statement]):
     request is based. The guard statement succeeds if it returns or changes at least one row. If the
     guard statement succeeds, the transaction is committed, and the flow receives the guard
     statement's rows. If the guard statement fails, nothing is written, and `GuardFailed` is raised
-    in the flow that yielded the request. On Postgres, all statements of a request are sent at once, before the guard statement's
-    result is known. Therefore, a guard statement on Postgres must report a failed check by raising
-    an SQL error, such as a division by zero or a duplicate key.
+    in the flow that yielded the request.
+
+    On Postgres, all statements of a request are sent at once, before the guard statement's result
+    is known. Therefore, a guard statement on Postgres must report a failed check by raising an SQL
+    error, such as a division by zero or a duplicate key.
     """
 
 
