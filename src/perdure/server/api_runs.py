@@ -156,7 +156,7 @@ async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Res
     """Run a graph, and stream its events."""
     cancels_on_disconnect = run.request.on_disconnect == "cancel"
     frames = _iter_sse_frames_of_run(run, runs, request, is_new=True)
-    return _build_stream(run, frames, cancels_on_disconnect)
+    return _build_stream_response(run, frames, cancels_on_disconnect)
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -177,7 +177,7 @@ async def create_run(
 ) -> Response:
     """Run a graph in the background."""
     run = await start_run(call, runs, body, thread_id)
-    return JSONReply(run.build_json(), headers={"Content-Location": _run_path(run)})
+    return JSONReply(run.build_json(), headers={"Content-Location": _build_run_path(run)})
 
 
 @routes.post("/runs/batch")
@@ -284,7 +284,7 @@ async def join_run_stream(
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     modes |= _MESSAGES if modes & _MESSAGES else set()
-    return _build_stream(
+    return _build_stream_response(
         run,
         _iter_sse_frames_of_run(run, runs, request, last, modes and modes | {METADATA_EVENT}),
         cancels_on_disconnect=cancel_on_disconnect and not request.state.head,
@@ -543,7 +543,7 @@ async def get_permitted_run(
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
 
-def _run_path(run: Run) -> str:
+def _build_run_path(run: Run) -> str:
     """Return the URL path of a run."""
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
@@ -566,7 +566,7 @@ async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> 
         raise Unauthenticated("the key or token now belongs to another user; log in again")
 
 
-def _build_stream(
+def _build_stream_response(
     run: Run, frames: AsyncGenerator[bytes, None], cancels_on_disconnect: bool
 ) -> Response:
     """Return a response that streams a run's events, with headers that identify the run.
@@ -574,7 +574,7 @@ def _build_stream(
     If `cancels_on_disconnect` is true, the run is cancelled if the client disconnects or stops
     reading before the last event.
     """
-    path = _run_path(run)
+    path = _build_run_path(run)
     return build_event_stream(
         frames,
         {"Content-Location": path, "Location": f"{path}/stream"},
@@ -646,7 +646,7 @@ async def _wait_and_reply_with_output(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    path, content = _run_path(run), b"null"
+    path, content = _build_run_path(run), b"null"
     with run.retain_output_during_block():
         disconnect, run_end = (
             asyncio.create_task(wait_for_disconnect()),

@@ -298,8 +298,8 @@ async def update_thread_state(
                 # A channel's reducer may raise any exception if it cannot apply the values.
                 message = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
-        is_open = (await call.saver.astatus(thread_id)).next
-        await call.threads.set_run_status(thread_id, "interrupted" if is_open else "idle")
+        next_nodes = (await call.saver.astatus(thread_id)).next
+        await call.threads.set_run_status(thread_id, "interrupted" if next_nodes else "idle")
     return config
 
 
@@ -480,14 +480,14 @@ async def _read_state_without_graph(
         checkpoint_ns=configurable["checkpoint_ns"],
         checkpoint_id=configurable["checkpoint_id"],
     )
-    is_past = "checkpoint_id" in config["configurable"]
+    names_checkpoint = "checkpoint_id" in config["configurable"]
     tasks = tuple(
         PregelTask(
             task.id or "",
             task.node,
             task.path,
             task.error,  # type: ignore[arg-type]  # a text, as savers store errors
-            task.interrupts if is_past or not task.done else (),
+            task.interrupts if names_checkpoint or not task.done else (),
         )
         for task in status.tasks
     )
@@ -495,7 +495,7 @@ async def _read_state_without_graph(
         values=exclude_internal_channels(
             await arun_operation(read_channel_values(call.saver, checkpoint))
         ),
-        next=tuple(task.node for task in status.tasks) if is_past else status.next,
+        next=tuple(task.node for task in status.tasks) if names_checkpoint else status.next,
         config=checkpoint.config,
         metadata=checkpoint.metadata,
         created_at=checkpoint.checkpoint["ts"],

@@ -67,12 +67,12 @@ class Lifetime(BaseModel):
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
-def _as_lifetime(value: Any) -> Any:
-    """Return a time to live as an object. A plain number means minutes."""
+def _wrap_ttl_minutes_in_dict(value: Any) -> Any:
+    """Return a time to live as a dict. Any other value, such as a number, is used as minutes."""
     return value if isinstance(value, dict) else {"ttl": value}
 
 
-Ttl = Annotated[Lifetime, BeforeValidator(_as_lifetime)]
+Ttl = Annotated[Lifetime, BeforeValidator(_wrap_ttl_minutes_in_dict)]
 
 
 class NewThread(BaseModel):
@@ -316,12 +316,12 @@ async def _search_threads_by_state_values(
     contains_values, matching = build_json_containment_predicate(state_values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
-        complete = await _add_state_values(call, thread)
+        thread_with_values = await _add_state_values(call, thread)
         if await asyncio.to_thread(
             lambda thread_values: contains_values(orjson.loads(encode_json(thread_values))),
-            complete["values"],
+            thread_with_values["values"],
         ):
-            matching.append(complete)
+            matching.append(thread_with_values)
         if len(matching) == limit + offset:
             return matching[offset:]
     if len(threads) > MAX_THREADS_READ:

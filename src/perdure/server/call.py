@@ -264,8 +264,11 @@ class Call:
     def threads(self) -> Threads:
         """Return a `Threads` object that is limited to the threads that the caller may use."""
         runs, tenant, database = self._runs, self.identity.tenant, self._require_database()
-        people = getattr(self._access, "owners_are_people", True)
-        options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
+        owners_are_people = getattr(self._access, "owners_are_people", True)
+        options: Any = {
+            "default_ttl": self._databases.thread_ttl,
+            "owners_are_people": owners_are_people,
+        }
         if runs is None:
             return Threads(database.saver, self._filter, **options)
         run_callbacks = (

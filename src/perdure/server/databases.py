@@ -23,7 +23,7 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-# Maximum number of tenants whose checkpointer and store are kept open.
+# Number of open tenants above which the checkpointers and stores of idle tenants are closed.
 _MAX_OPEN_TENANTS: Final = 32
 # Maximum memory, in bytes, for each tenant's caches, and for each tenant's search indexes. Database
 # connections are shared by all tenants.

@@ -46,7 +46,7 @@ class ErasureCounts:
 
     @contextmanager
     def cache_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
-        """Keep the cached erasure count of a thread up to date until the `with` block ends."""
+        """Read the erasure count of a thread with each query until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
             yield

@@ -74,7 +74,7 @@ class CommandRequest(BaseModel):
 
 
 class Subscription(BaseModel):
-    """The events that a client reads.
+    """Selects the events that a client receives.
 
     If `since` is set, the client receives only events with a sequence number above this value.
     """
@@ -427,7 +427,10 @@ class ThreadEvents:
                 self._add_graph_event(run, event["method"], event["params"])
 
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
-        """Convert a graph event to the client format, and append it to the feed."""
+        """Convert a graph event to the client format, and append it to the feed.
+
+        Also update the run's output, and remember the event's interrupts.
+        """
         namespace, data = list(params["namespace"]), params["data"]
         match method:
             case "values":

@@ -77,7 +77,8 @@ class Graphs:
     def load_langgraph_json(cls, path: str | Path) -> Self:
         """Import the graphs listed in a `langgraph.json` file.
 
-        The folder of the file and the folders of its local dependencies are added to `sys.path`.
+        The folder of the file and the folders of its local dependencies are added to `sys.path`,
+        and the environment variables of its `env` section are set.
 
         The file may have a `perdure` section that configures the checkpointer, for example
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`.

@@ -424,12 +424,12 @@ def register_error_handlers(app: FastAPI) -> None:
 
 
 def _build_error_content(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an error as a page, or as JSON."""
+    """Return an error message as a page if a page was requested, otherwise as JSON."""
     if request.url.path.startswith("/ui/") and not wants_json(request):
-        return render_error_page(request, status, sentence, headers)
-    return JSONReply({"detail": sentence}, status, dict(headers or {}))
+        return render_error_page(request, status, message, headers)
+    return JSONReply({"detail": message}, status, dict(headers or {}))
 
 
 def _describe_invalid_field(error: Mapping[str, Any]) -> str:
@@ -444,8 +444,8 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":
         # Errors of the type `value_error` come from perdure's own validators, whose messages
         # already name the invalid value.
-        sentence = str(error["ctx"]["error"])
-        return sentence if location == "body" else f"{location}: {sentence}"
+        message = str(error["ctx"]["error"])
+        return message if location == "body" else f"{location}: {message}"
     return f"{location} is {error.get('input')!r:.80}: {error['msg']}"
 
 

@@ -63,11 +63,11 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             # The reducer can fail here even for a valid message, because the update was applied to
             # an empty copy of the channel. For example, a message that tells the reducer to remove
             # or keep existing messages can fail, because the copy contains no messages.
-            keeps = _apply_update_to_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
+            accepts_keep = _apply_update_to_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
                 if isinstance(exc, InvalidUpdate)
-                else _find_message_conversion_error(value, skips_keep_messages=keeps)
+                else _find_message_conversion_error(value, skips_keep_messages=accepts_keep)
             )
             if problem is not None:
                 reason = f"{type(problem).__name__}: {problem!s:.300}"
@@ -133,7 +133,7 @@ def _apply_update_to_empty_channel(channel: Any, update: Any) -> Any:
     Return None if the channel's reducer raises an exception.
     """
     with suppress(Exception):  # A user-defined reducer can raise any exception.
-        trial = channel.copy()
-        trial.update([update])
-        return trial.get()
+        channel_copy = channel.copy()
+        channel_copy.update([update])
+        return channel_copy.get()
     return None

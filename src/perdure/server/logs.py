@@ -83,7 +83,7 @@ class Audit:
         """Raise an error if there is not enough free disk space for a change's audit record.
 
         Raises:
-            StorageFull: The disk has no room for records.
+            StorageFull: The disk of the audit log has fewer than `_MIN_FREE_BYTES` free bytes.
         """
         if self._path is not None and is_audited_change(action, method):
             free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
@@ -99,7 +99,7 @@ class Audit:
         action: Action | None,
         status: int,
         request_id: str | None,
-        path: Mapping[str, Any] | None = None,
+        path_ids: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a record of an action.
 
@@ -108,11 +108,11 @@ class Audit:
             action: The action.
             status: The HTTP status of the reply.
             request_id: The id of the request.
-            path: The ids in the path of the request.
+            path_ids: The ids in the path of the request, by the names of the path parameters.
         """
         objects = [entry for entry in call.recorded if entry] if call else []
-        if path and not any(path.items() <= entry.items() for entry in objects):
-            objects = [dict(path), *objects]
+        if path_ids and not any(path_ids.items() <= entry.items() for entry in objects):
+            objects = [dict(path_ids), *objects]
         record = {
             "at": datetime.now(UTC).isoformat(),
             "user": call and call.identity.user,

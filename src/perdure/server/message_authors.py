@@ -36,8 +36,8 @@ from perdure.memory.thread_messages import REMEMBER_TURN
 T = TypeVar("T")
 # Channels and task path of the writes that `mark_checkpoint_as_changed_by_other_users` stores.
 # langgraph ignores the writes, because no task has their ids.
-_LABEL_CHANNEL: Final = "__state_from_others"
-_TURN_CHANNEL: Final = "__turn_without_memory"
+_STATE_FROM_OTHERS_CHANNEL: Final = "__state_from_others"
+_TURN_WITHOUT_MEMORY_CHANNEL: Final = "__turn_without_memory"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
 _HUMAN_ROLES: Final = ("user", "human")
 # Prefix of the namespaces for internal data of perdure, such as model views.
@@ -78,7 +78,7 @@ class OtherAuthorMarker:
         metadata: Mapping[str, Any] = checkpoint.metadata
         pending_writes = checkpoint.pending_writes or ()
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
-            channel == _LABEL_CHANNEL for _, channel, _ in pending_writes
+            channel == _STATE_FROM_OTHERS_CHANNEL for _, channel, _ in pending_writes
         )
         self.record_messages_in_loaded_values(
             address, checkpoint.checkpoint["channel_values"].values()
@@ -256,9 +256,9 @@ async def mark_checkpoint_as_changed_by_other_users(
     """
     if (checkpoint := await _load_checkpoint(saver, config)) is None:
         return
-    labels = [(_LABEL_CHANNEL, STATE_FROM_OTHERS)]
+    labels = [(_STATE_FROM_OTHERS_CHANNEL, STATE_FROM_OTHERS)]
     if is_turn_without_memory:
-        labels.append((_TURN_CHANNEL, TURN_WITHOUT_MEMORY))
+        labels.append((_TURN_WITHOUT_MEMORY_CHANNEL, TURN_WITHOUT_MEMORY))
     for channel, task_id in labels:
         await saver.aput_writes(checkpoint.config, [(channel, True)], task_id, _LABEL_PATH)
 
@@ -286,7 +286,10 @@ async def load_metadata_of_continued_checkpoints(
         if checkpoint is None:
             continue
         metadata: dict[str, Any] = {**checkpoint.metadata}
-        if any(channel == _TURN_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()):
+        if any(
+            channel == _TURN_WITHOUT_MEMORY_CHANNEL
+            for _, channel, _ in checkpoint.pending_writes or ()
+        ):
             metadata[TURN_WITHOUT_MEMORY] = True
         loaded.append(metadata)
     return loaded

@@ -103,7 +103,7 @@ class Run:
     _stored_batches: deque[tuple[int, int]] = field(default_factory=deque, init=False)
     """The batches of events that were stored. Each has the number of its last event and its size in
     bytes."""
-    _is_playing: bool = field(default=False, init=False)
+    _is_task_cancellable: bool = field(default=False, init=False)
     """Whether `_cancel_task` may cancel the task."""
     _is_executing: bool = field(default=False, init=False)
     _output_requests: int = field(default=0, init=False)
@@ -224,15 +224,15 @@ class Run:
         Args:
             new_event_bytes: The size of the new events, in bytes.
         """
-        total, removable = (
+        total, last_removable = (
             new_event_bytes + sum(batch_size for _, batch_size in self._stored_batches),
             0,
         )
         for last_number, batch_size in self._stored_batches:
             if total <= run_log.RETAINED_BYTES:
                 break
-            total, removable = total - batch_size, last_number
-        return removable
+            total, last_removable = total - batch_size, last_number
+        return last_removable
 
     def record_stored_batch(self, batch: EventBatch) -> None:
         """Record that a batch of events has been stored in the database."""
@@ -262,8 +262,8 @@ class Run:
 
         See `allow_task_cancellation_and_record_run_outcome`.
         """
-        if self._is_playing and self.task is not None:
-            self._is_playing = False
+        if self._is_task_cancellable and self.task is not None:
+            self._is_task_cancellable = False
             # If this method was called from the task itself, do not cancel the task. The task
             # checks later whether the run was cancelled.
             if self.task is not asyncio.current_task():
@@ -309,7 +309,7 @@ class Run:
         If the `with` block is cancelled or raises an error, the run's outcome is recorded and the
         exception is suppressed.
         """
-        self._is_playing = True
+        self._is_task_cancellable = True
         try:
             yield
         except asyncio.CancelledError:
@@ -322,7 +322,7 @@ class Run:
             _LOGGER.warning("run %s failed", self.run_id, exc_info=location)
             self.record_first_failure(exc)
         finally:
-            self._is_playing = False
+            self._is_task_cancellable = False
 
     def record_first_failure(self, exc: Exception) -> None:
         """Record that the execution of the run has failed.

@@ -31,6 +31,7 @@ class StoredEvents:
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
+        # The runs whose new events are stored, with the rows by which this process owns the runs
         self._recorded: dict[Run, LiveRun] = {}
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -40,8 +41,12 @@ class StoredEvents:
     async def start_storing_events_of_run(self, run: Run, live_run: LiveRun) -> None:
         """Store the events of a run from now on.
 
-        If another process started the run earlier, new events get numbers that follow those of the
-        stored events.
+        If the run may have been started before, new events get numbers greater than those of all
+        its stored events.
+
+        Args:
+            run: The run.
+            live_run: The row by which this process owns the run.
         """
         if not run.recorded:
             return
@@ -281,7 +286,7 @@ class StoredEvents:
                 position,
                 account,
             )
-            if not batches.read:
+            if not batches.contents:
                 return
             for reached, events in batches.iter_last_number_and_events_of_batches_after(
                 position, is_new_reader
@@ -295,15 +300,15 @@ class StoredBatches:
     """An implementation of `EventHolder` for event batches that a reader fetched from the database.
 
     Attributes:
-        read: For each batch, the number of the event before it, the number of its last event, and
-            its events.
+        contents: For each batch, the number of the event before it, the number of its last event,
+            and its events.
         are_dropped: Whether the events were dropped from memory.
     """
 
     def __init__(
         self, batches: Sequence[EventBatch], last_received_number: int, account: EventAccount
     ) -> None:
-        self.read = [
+        self.contents = [
             (
                 batch.previous_number,
                 batch.last_number,
@@ -312,7 +317,7 @@ class StoredBatches:
             for batch in batches
         ]
         self.size, self._account, self.are_dropped = 0, account, False
-        if size := sum(event.size for *_, events in self.read for event in events):
+        if size := sum(event.size for *_, events in self.contents for event in events):
             account.make_room_and_add_bytes(self, size)
         self.total_when_added, self.safety_of_dropping_oldest_event = (
             account.memory.total_added,
@@ -338,7 +343,7 @@ class StoredBatches:
             EventDropped: Events of the same run are missing between the last event that the reader
                 has received and the next batch.
         """
-        for previous_number, last_number, events in self.read:
+        for previous_number, last_number, events in self.contents:
             if (
                 previous_number > last_received_number
                 and previous_number % NUMBERS_PER_RUN
@@ -355,7 +360,7 @@ class StoredBatches:
     def drop_oldest_events(self) -> None:
         """Drop all events."""
         self.are_dropped = True
-        for *_, events in self.read:
+        for *_, events in self.contents:
             for event in events:
                 event.free_content()
         if self.size:

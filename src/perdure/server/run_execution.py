@@ -142,14 +142,14 @@ class _StoredEnd(NamedTuple):
     """The end of a run as it was stored.
 
     Attributes:
-        claimed: The ids of the runs of the thread that start now. None if the run belonged to
-            another process or its thread was deleted.
-        closing: The last events of the run.
+        claimed_run_ids: The ids of the runs of the thread that start now. None if the run belonged
+            to another process or its thread was deleted.
+        closing_events: The last events of the run.
         error: The error that clients receive if the run failed, or None.
     """
 
-    claimed: list[str] | None
-    closing: Sequence[LoggedEvent]
+    claimed_run_ids: list[str] | None
+    closing_events: Sequence[LoggedEvent]
     error: dict[str, str] | None
 
 
@@ -482,7 +482,7 @@ class RunExecution:
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
-        if end.claimed is None and not run.temporary:
+        if end.claimed_run_ids is None and not run.temporary:
             # If the run's row was deleted together with its thread, `update_run_from_row` has set
             # the status to `interrupted`. Clients then receive the error of this execution.
             if run.status == "interrupted" and run.error is None:
@@ -492,8 +492,8 @@ class RunExecution:
         run.row = run.row._replace(
             live=ended_run, updated_at=time.time(), error=end.error, request=None
         )
-        run.events.extend(end.closing)
-        claimed = end.claimed or []
+        run.events.extend(end.closing_events)
+        claimed = end.claimed_run_ids or []
         for next_run in filter(None, map(runs_by_id.get, claimed)):
             next_run.replace_cached_row(
                 next_run.row._replace(live=next_run.row.live._replace(status="running"))

@@ -194,7 +194,8 @@ class LoggedEvent:
     """An event whose content can be freed while readers still hold references to the event.
 
     Attributes:
-        number: The number of the event in its log, from 1.
+        number: The number of the event in its log. The numbers of a run's log begin at 1. For those
+            of a thread's log, see `NUMBERS_PER_RUN`.
         kind: The kind of the event, by which readers select events.
         size: The size of its frame in bytes.
         total_when_added: The value of `EventMemory.total_added` when the event was added.
