@@ -1,10 +1,10 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction that reads every value of the thread twice. The first pass finds the
-messages by their ids. The second pass rewrites each value that contains or quotes an erased
-message. Log items are never changed in place. A changed item is appended to the log as a new item,
-and items that are no longer referenced are deleted at the end of the erasure. See docs/erasure.md
-for what counts as a quotation and for which tasks an erasure cancels.
+An erasure is one transaction that goes through the values of the thread in two passes. The first
+pass finds the messages by their ids. The second pass rewrites each value that contains or quotes an
+erased message. Log items are never changed in place. A changed item is appended to the log as a new
+item, and items that are no longer referenced are deleted at the end of the erasure. See
+docs/erasure.md for what counts as a quotation and for which tasks an erasure cancels.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ def erase_messages_or_thread(
 ) -> Flow[ErasureReport]:
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    Unknown ids are ignored. Python's garbage collector is paused during the erasure, because the
-    many new objects would trigger garbage collections of the whole heap. While a garbage collection
-    runs, all OS threads of the process are blocked.
+    An id that no stored message has is not an error. The removal record contains it as well.
+    Python's garbage collector is paused during the erasure, because the many new objects would
+    trigger garbage collections of the whole heap. While a garbage collection runs, all OS threads
+    of the process are blocked.
     """
     with collector_paused():
         if message_ids is None:
@@ -121,7 +122,10 @@ def erase_messages_or_thread(
 def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
-    """Erase the messages selected by `remover` from a thread and from its runs and crons."""
+    """Erase the messages selected by `remover` from a thread, its runs, crons and webhooks.
+
+    The events of all runs of the thread are deleted, whether or not they contain the messages.
+    """
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -141,7 +145,9 @@ def _erase_messages(
     )
     eraser.remember_erased_texts()
     # If the thread contains dicts, run the first pass again, because a transcript item can be
-    # recognised as part of a dict only after the dict has been read.
+    # recognised as part of a dict only after the dict has been read. Quotations are known now, so
+    # this time the pass also adds the channels that only quote a message. Restore the channels that
+    # contain one.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -169,6 +175,8 @@ def _delete_and_count_recorded_model_inputs(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread_key: int
 ) -> Flow[int]:
     """Delete the recorded model inputs of a thread, because they may quote erased messages.
+
+    A model input is recorded as a checkpoint in the namespace `VIEWS_NAMESPACE`.
 
     Returns:
         The number of deleted checkpoints.
@@ -210,9 +218,9 @@ class _Eraser:
 
     Attributes:
         checkpoints: The number of changed checkpoints.
-        cancelled: The tasks of heads that will not run.
-        dicts: The logs whose items are key-value pairs.
-        deltas: The logs of `DeltaChannel`s, whose items may come from writes of tasks.
+        cancelled: The names of the tasks of heads that will not run; see `_build_task_name`.
+        dicts: The keys of the logs whose items are key-value pairs.
+        deltas: The keys of the logs of `DeltaChannel`s, whose items may come from writes of tasks.
         runs: The number of changed runs of the server.
         crons: The number of deleted crons of the server.
     """
@@ -267,7 +275,7 @@ class _Eraser:
         self._ends_with_removed_call = False
 
     def load_all_items_of_thread(self) -> Flow[None]:
-        """Read all items of the thread."""
+        """Read all items of the thread, and when each item was first stored."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
             log.next_position, log.next_alias = (
@@ -336,9 +344,10 @@ class _Eraser:
             is not content
         ):
             return True
-        # A truncated title may contain the beginning of an erased message.
+        # A title from the metadata that was cut may contain the beginning of an erased message.
         if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
+        # A title from a message without an id may come from an erased message.
         return title.message_id in {"", *self.remover.ids}
 
     def remember_erased_texts(self) -> None:
@@ -425,7 +434,7 @@ class _Eraser:
                 yield self.sql("drop_webhook", run_id)
 
     def _erase_quotations_from_run(self, run: RunRow) -> Flow[None]:
-        """Remove text copied from erased messages from the request, metadata and error of a run."""
+        """Remove text copied from erased messages from the details, error and request of a run."""
         columns = [*run[3:6]]
         contexts = (
             ValueContext(describes_task=True),
@@ -454,6 +463,8 @@ class _Eraser:
         """Return whether a decoded log item contains an erased message or text copied from one.
 
         The item can be a list element or a key-value pair of a dict, so the method checks for both.
+        It checks in the context in which the most is removed, because an item can occur in several
+        contexts.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -490,6 +501,7 @@ class _Eraser:
             transcripts[channel] = self._erase_messages_from_transcript(
                 value_ref, *stored_transcript
             )
+        # The removed tool calls cannot be answered any more, so do not start the next nodes.
         for channel in refs if self._ends_with_removed_call else ():
             if channel.startswith(NEXT_NODE):
                 refs[channel] = REMOVED
@@ -546,8 +558,10 @@ class _Eraser:
         """Rewrite the pending writes of one task without the erased messages.
 
         A task that has a result must not run again. If the erasure removes all writes of a finished
-        task, an empty write is stored in their place. If a `Send` was removed from the head, the
-        task that it would have started is cancelled and all of the task's writes are removed.
+        task, an empty write is stored in their place. If the erasure removes a write of a task that
+        was interrupted or has failed, an empty write replaces all writes of the task, which
+        therefore does not run again. If a `Send` was removed from the head, the task of the `Send`
+        is cancelled and all of the task's writes are removed.
         """
         checkpoint_id, task, path = (
             decode_stored_id(row[0]) or "",
@@ -593,8 +607,8 @@ class _Eraser:
     ) -> Flow[list[Write]]:
         """Return the writes of a task without the erased messages.
 
-        An interrupt or resume value that contains text copied from an erased message is removed
-        entirely.
+        The value of a channel in `UNALTERED`, such as an interrupt, is removed entirely if any part
+        of it must be removed.
 
         Args:
             ns: The namespace.

@@ -29,8 +29,8 @@ from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Maximum number of checkpoint ids read by one SQL statement. The checkpoints themselves are read
-# one by one.
+# Maximum number of checkpoint ids read from a SQLite file by one SQL statement. The checkpoints
+# themselves are read one by one.
 _PAGE: Final = 64
 # The following SQL statements read the tables of langgraph's savers, not perdure's own tables.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
@@ -116,6 +116,11 @@ class _SQLiteFile:
         return self._file.read(partial(fetch_rows, sql, *params))
 
     def iter_thread_ids(self) -> Iterator[str]:
+        """Check that the file has the expected tables, and yield the ids of all threads.
+
+        Raises:
+            NotADatabase: The file lacks the tables or columns of langgraph's saver.
+        """
         self._file.read(self._build_writes_sql)
         return _iter_thread_ids(self.read_rows)
 
@@ -240,10 +245,7 @@ class _PostgresTables:
         return self._tables.fetch_rows(sql.replace("?", "%s"), *params)
 
     def iter_thread_ids(self) -> Iterator[str]:
-        """Yield the ids of all threads in the source database.
-
-        Before reading the first id, the method checks that the source database has the expected
-        tables.
+        """Check that the database has the expected tables, and yield the ids of all threads.
 
         Raises:
             NotADatabase: The database lacks the tables of langgraph's saver.
@@ -336,8 +338,8 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        # The number of the imported thread's latest removal record, read at the start of the
-        # import.
+        # The number of the latest removal record of the thread that is being imported, read before
+        # its first checkpoint.
         self._removal_number = 0
 
     def run(self) -> ImportReport:
@@ -347,8 +349,8 @@ class Importer:
             The number of imported objects.
 
         Raises:
-            ImportFailed: A thread or checkpoint differs from the one here, or the import was
-                cancelled.
+            ImportFailed: A thread or checkpoint differs from the one in the target database, or the
+                import was cancelled.
             CorruptRecord: A row of the source is damaged.
         """
         with closing(self.source) as source:

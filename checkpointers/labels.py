@@ -1,9 +1,10 @@
 """Create and read labels, the metadata values that a checkpoint inherits from its parent.
 
-There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
-Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
-values that `CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the
-metadata. The metadata key `LABELS` lists the names of all values that were copied from a context.
+There are three kinds of labels. The labels `user_id` and `owner` identify the user of the thread. A
+checkpoint inherits them unless its run identifies another user. The label `STATE_FROM_OTHERS` marks
+a state to which other users have written. All other labels are values that
+`CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the metadata. The
+metadata key `LABELS` lists the names of these values.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a
@@ -24,9 +25,12 @@ from perdure.checkpointers.address import (
 )
 
 LABELS: Final = "perdure_labels"
-"""The metadata key that lists the names of the values that the child checkpoint inherits."""
+"""The metadata key that lists the names of the labels that were copied from a run's context."""
 MERGED: Final = "perdure_merged"
-"""The metadata key that lists the channels copied into a checkpoint by a merge; see `merge`."""
+"""The metadata key that lists the channels copied into a checkpoint by a merge.
+
+Channels whose copied values the run has read since are omitted; see `merge_planner`.
+"""
 UPDATED: Final = "perdure_updated"
 """The metadata key for the id of the checkpoint to which the first in a series of state updates was
 applied. The key is added to the last update of the series when the updates before it are pruned."""
@@ -42,15 +46,18 @@ Users who may act for the person to whom the thread belongs do not count. The va
 it also marks all later checkpoints, forks and copies.
 """
 TURN_WITHOUT_MEMORY: Final = "perdure_turn_without_memory"
-"""The metadata key that is True if a run that used nobody's memories, or an update of the state by
-a user who may not act for the person, stored the checkpoint. A run that continues from such a
-checkpoint uses nobody's memories either. The value is not inherited.
+"""The metadata key that is True if a turn that uses nobody's memories stored the checkpoint.
+
+The turn is a run that used nobody's memories, or an update of the state by a user who may not act
+for the person to whom the thread belongs. A run that continues from such a checkpoint uses nobody's
+memories either. The value is not inherited.
 """
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
 # Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the
 # store have a similar limit.
 _LONGEST_LABEL: Final = 4096
+# Marks a value that is missing, because None is a possible value.
 _UNNAMED: Final = object()
 
 
@@ -127,9 +134,10 @@ def build_labels_of_new_checkpoint(
     """Return the labels of a new checkpoint.
 
     Values in the new checkpoint's own metadata override labels inherited from the parent
-    checkpoint. If the config or the context of the run identifies a different user, the new
-    checkpoint inherits neither `user_id` nor `owner`. If only one of `user_id` and `owner` were
-    inherited, the two could identify different users. The values `""` and None mean nobody.
+    checkpoint. If the new metadata, the context of the run or the config identifies a different
+    user, the new checkpoint inherits neither `user_id` nor `owner`, and the user who is identified
+    becomes a label. Both are dropped, because otherwise the new `user_id` and the inherited
+    `owner`, or the reverse, could identify different users. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -158,10 +166,11 @@ def build_labels_of_new_checkpoint(
 
 
 def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
-    """Return `user_id` and `owner` from the run's context, falling back to its config.
+    """Return `user_id` and `owner` from the run's context.
 
-    A value that is explicitly None is returned like any other value. Labels that are neither in the
-    context nor in the config are omitted. If the context is a pydantic model, only fields that the
+    A value that is not in the context is taken from the `configurable` of the config, or else from
+    its `metadata`. A value that is missing everywhere is omitted. A value that is explicitly None
+    is returned like any other value. If the context is a pydantic model, only fields that the
     caller has set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
@@ -181,7 +190,10 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether `value` and the inherited value `inherited` identify the same user."""
+    """Return whether a value and an inherited value identify the same user.
+
+    The result is False if `value` is not text or a number.
+    """
     return isinstance(value, str | int | float) and value == inherited
 
 

@@ -81,11 +81,11 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
-        # The config may have no `thread_id`.
-        bound_fields = before.get("configurable") if before else None
+        # Do not parse `before` as an address, because it may have no `thread_id`.
+        before_fields = before.get("configurable") if before else None
         before_id = (
-            check_optional_text("checkpoint_id", bound_fields.get("checkpoint_id"))
-            if bound_fields
+            check_optional_text("checkpoint_id", before_fields.get("checkpoint_id"))
+            if before_fields
             else None
         )
         if config is not None:
@@ -158,6 +158,7 @@ class Listing:
         A corrupt entry in the metadata index can make a search end too early. A corrupt entry that
         ends a search too early is always adjacent to the searched range.
         """
+        # For Postgres, which checks its indexes itself, this statement is empty.
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", index_tag, start_key, stop_key)
             for indexed, thread_id, ns, *row in neighbours:
@@ -174,7 +175,7 @@ class Listing:
             thread_id: The thread, or None if the checkpoint has none.
             ns: The namespace.
             row: The row of the checkpoint.
-            index_tag: The tag.
+            index_tag: The tag that was searched.
             has_index_entry: Whether the index has an entry of the tag for the checkpoint.
 
         Raises:
@@ -202,13 +203,15 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the row key of each matching checkpoint of a thread.
 
-        The checkpoints are sorted by storage time, newest first.
+        The checkpoints are sorted by storage time, newest first, except that the head of each
+        namespace comes before all other checkpoints of its namespace.
 
         Args:
             thread_id: The thread.
             ns: The namespace, or None for all.
             where: The filter.
-            before_id: The id of the checkpoint before which the list ends, or None.
+            before_id: Only checkpoints that are older than the one with this id are listed. None
+                means no limit.
             only_id: The id of the only checkpoint to list, or None for all checkpoints.
         """
         seq, namespaces = self.read(lambda: self._read_last_seq_and_namespace_rows(thread_id))
@@ -325,9 +328,9 @@ class Listing:
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
-            Otherwise `stop_seq` and the id, with which the ids are to be compared, as langgraph's
-            savers do. langgraph passes an id of another namespace for the state of a subgraph as of
-            its parent.
+            Otherwise `stop_seq` and the id of the checkpoint. The caller then lists the checkpoints
+            whose ids are lower, as langgraph's savers do. langgraph passes the id of a checkpoint
+            of the parent graph to find the state that a subgraph had at that checkpoint.
         """
         checkpoint_id = before.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, encode_id_for_storage(checkpoint_id))

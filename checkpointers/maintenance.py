@@ -1,8 +1,9 @@
 """Delete threads, the checkpoints of given runs, old checkpoints, and unreferenced log items.
 
-An item is deleted when no checkpoint, pending write or transcript of its thread refers to it.
-Unreferenced items are found and deleted in a single write transaction, so that no checkpoint that
-refers to such an item can be stored in between.
+An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. If a
+retention rule drops the history, transcripts do not count. Unreferenced items are found and deleted
+in a single write transaction, so that no checkpoint that refers to such an item can be stored in
+between.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ T = TypeVar("T")
 # Maximum number of checkpoints to delete in one transaction.
 PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
-"""The number of days after an update of the state during which retention keeps the checkpoint that
-was updated. A run may still go on from it."""
+"""The number of days for which retention keeps a checkpoint to which a state update was applied.
+
+A run that has loaded this checkpoint may still continue from it.
+"""
 KeepRule = Callable[[list["RetentionCandidate"]], set[str]]
 """A function that returns the ids of the checkpoints to keep, given all checkpoints of a namespace,
 newest first."""
@@ -69,9 +72,12 @@ class RetentionCandidate(NamedTuple):
         key: The key of the checkpoint's row.
         checkpoint_id: The id of the checkpoint.
         parent_id: The id of the parent, or None.
-        active_at: The `ts` of the checkpoint, in seconds since 1970.
-        channels: The channels with a stored value.
-        size: The bytes of the checkpoint's row.
+        active_at: The `ts` of the checkpoint or the time at which it was stored, whichever is
+            earlier, in seconds since 1970.
+        metadata: The metadata of the checkpoint.
+        channels: The channels with a stored value; see `Snapshot.stored_channels`.
+        is_head: Whether the checkpoint is the head of its namespace.
+        size: The size of the body of the checkpoint's row, in bytes.
     """
 
     key: int
@@ -94,8 +100,8 @@ class DeletedItems(NamedTuple):
 class Maintenance:
     """Deletes and prunes threads of a checkpointer.
 
-    Large deletions are split into several transactions, so that other writers are not blocked for
-    long.
+    Each thread is deleted in a transaction of its own, and old checkpoints are deleted in batches,
+    so that other writers are not blocked for long.
     """
 
     def __init__(self, reader: CheckpointReader, listing: Listing, database: Database) -> None:
@@ -140,7 +146,7 @@ class Maintenance:
             self.database.release_unused_disk_space()
 
     def _add_rollback_record(self, thread_id: str, checkpoint_keys: Iterable[int]) -> Flow[None]:
-        """Add a removal record for checkpoints that are deleted together with their run."""
+        """Add a removal record for the checkpoints of a run before they are deleted."""
         ids = []
         for key in checkpoint_keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -214,7 +220,7 @@ class Maintenance:
         *,
         spares_runs: bool = False,
     ) -> PruneReport:
-        """Delete checkpoints of a thread batch by batch, each in its own transaction.
+        """Delete checkpoints of a thread in batches, each in its own transaction.
 
         The arguments are described under `delete_checkpoint_batch`.
         """
@@ -417,13 +423,13 @@ class Maintenance:
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
         """Return the checkpoints to delete, each paired with its namespace's key.
 
-        The result contains all checkpoints that the rule `keep` does not select, sorted by storage
-        time, oldest first. However, checkpoints that a server needs to resume a live run are not
-        deleted. An ancestor of a kept checkpoint is not deleted if the kept checkpoint needs the
-        ancestor's pending writes to rebuild the value of a `DeltaChannel`. Unless `dry_run` is
-        True, the method also updates the metadata of each kept head, so that the metadata still
-        identifies the checkpoint to which state updates were applied (see
-        `_store_id_of_checkpoint_before_state_updates`).
+        The result contains all checkpoints that the rule `keep` does not select. The checkpoints of
+        each namespace are sorted by storage time, oldest first. However, checkpoints that a server
+        needs to continue a run in `live_run_ids` are not deleted. An ancestor of a kept checkpoint
+        is not deleted if the kept checkpoint needs the ancestor's pending writes to rebuild the
+        value of a `DeltaChannel`. Unless `dry_run` is True, the method also updates the metadata of
+        each kept head, so that the metadata still identifies the checkpoint to which state updates
+        were applied (see `_store_id_of_checkpoint_before_state_updates`).
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -458,10 +464,11 @@ class Maintenance:
     def _find_checkpoint_ids_needed_by_live_runs(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
-        """Return the ids of the checkpoints that the server needs to resume live runs.
+        """Return the ids of the checkpoints that the server needs to continue live runs.
 
-        For each live run, the result contains the run's latest checkpoint and the checkpoint at
-        which the run started.
+        A live run is one that has not ended. For each live run, the result contains the run's
+        latest checkpoint. It also contains the checkpoint at which the run started, if the server
+        has recorded it there, as a pending write whose task id is the run id.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -522,7 +529,8 @@ class Maintenance:
         Args:
             thread_id: The thread.
             thread_key: The key of the thread.
-            excluded: Checkpoints and writes whose references do not count, by their keys.
+            excluded: Checkpoints and writes whose references do not count: the row keys of
+                checkpoints, and pairs of namespace key and stored checkpoint id for writes.
             keeps_history: Whether items of transcripts are kept. If not, the transcripts of the
                 checkpoints are rewritten without the deleted items.
             dry_run: Whether only to count the items.
@@ -705,11 +713,12 @@ def _find_id_of_checkpoint_before_state_updates(
 ) -> str | None:
     """Find the checkpoint to which the first of several consecutive state updates was applied.
 
-    Each state update records the id of the checkpoint to which it was applied. The search starts at
-    the head and follows the recorded ids backwards.
+    The search starts at the head. As long as a checkpoint was stored by a state update, it goes on
+    at the checkpoint to which the update was applied; see
+    `find_id_of_checkpoint_changed_by_state_update`.
 
     Returns:
-        The id of the checkpoint, or None if the head is not an update.
+        The id of the checkpoint, or None if the head was not stored by a state update.
     """
     by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in candidates}
     updated, checkpoint = None, by_id.get(head.checkpoint_id)
