@@ -192,7 +192,9 @@ class PostgresDatabase(LazyDatabase[Server]):
                 f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds "
                 "greater than 0"
             )
-        self._component, self._begin, self._schema = tables, begin, schema
+        # `_schema` is the name of the Postgres schema, and `_component_schema` the component's
+        # table definitions.
+        self._component_schema, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
         self._is_pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
@@ -208,7 +210,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if every DSN connects to a pooler."""
+        """Return the advisory locks, or None if no DSN is known to lead to the server itself."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -267,7 +269,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 create_tables(
                     conn,
                     server.name,
-                    self._component,
+                    self._component_schema,
                     self._schema,
                     self._tenant,
                     self._read_only,
@@ -317,7 +319,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> T:
-        """See `Database.write`."""
+        """See `Database.write`.
+
+        `own_writes`, `may_wait`, `urgent` and `deletes_rows` have no effect.
+        """
         server, job = (
             self._connect_for_writing(),
             Job(make_flow, on_commit, on_rollback, is_async=False),
@@ -338,7 +343,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
-        """See `Database.awrite`."""
+        """See `Database.awrite`.
+
+        `own_writes`, `urgent` and `deletes_rows` have no effect.
+        """
         if self._resource is None:
             # Check in the calling OS thread that the run still holds its locks, because a pool
             # thread does not belong to the run.
@@ -359,6 +367,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             if group is not None:
                 group.jobs.append(job)
                 if not may_wait:
+                    # Closing the group makes the thread that commits it stop waiting.
                     self._stop_adding_to_write_group(name)
                 return job.future  # type: ignore[return-value]
             group = self._add_write_group_for_job(
@@ -406,7 +415,10 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Wait until a write group is first in every queue it has joined, then commit its jobs."""
+        """Wait until a write group is first in every queue it has joined, then commit its jobs.
+
+        An open group is closed before, at the latest after `GROUP_WAIT_S` seconds.
+        """
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -428,7 +440,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Run jobs in one transaction.
 
-        If the shared transaction fails, run each job in a transaction of its own.
+        If the shared transaction fails, run each job in a transaction of its own, unless the server
+        is unavailable.
         """
         try:
             make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
@@ -521,7 +534,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             The call that returns the number of the transaction and limits the wait for locks, then
             the calls that take the advisory locks.
         """
-        namespace = *self._lock_namespace, self._component.component
+        namespace = *self._lock_namespace, self._component_schema.component
         transaction_call = "pg_current_xact_id()::text, set_config('lock_timeout', ?, true)"
         calls: list[_FunctionCall] = [(transaction_call, self._lock_timeout)]
         if names is None or len(names) > _MAX_LOCK_NAMES:
@@ -582,7 +595,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        Tables are vacuumed. Postgres overwrites no deleted bytes.
+        Tables are vacuumed. Postgres overwrites no deleted bytes, so the result is False if a scrub
+        was requested.
         """
         scrub_request = self.read(
             lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")
@@ -643,8 +657,7 @@ class PostgresOwner(DatabaseOwner):
 def _combine_flows(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
     """Combine the flows of several jobs into a single flow.
 
-    A flow is a generator that yields SQL statements. The flow of each job must yield one
-    `GuardedRequest`.
+    The flow of each job must yield exactly one request, which is a `GuardedRequest`.
 
     Returns:
         The results of the jobs, in their order.

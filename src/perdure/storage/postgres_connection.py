@@ -166,8 +166,8 @@ class Connections(Protocol):
     ) -> AbstractContextManager[PipelineConnection]:
         """Provide another connection in place of a lost one for the duration of the `with` block.
 
-        If the connections come from the user's pool, the lost connection is first returned to that
-        pool. Otherwise, no replacement would be available if all other connections are in use.
+        If the connections come from the user's pool, the lost connection is returned to that pool
+        first, so that the pool can replace it even if all of its other connections are in use.
 
         Raises:
             StorageUnavailable: No connection is free within about `within_s` seconds.
@@ -244,6 +244,8 @@ class OwnPool(Connections):
     def _take_connection(self) -> OwnConnection:
         """Take a connection from the pool, or raise an error that says why none is available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
+        # If not all connections are lent, the pool should have or open one within a second. If it
+        # does not, open a connection outside of the pool to find out the reason.
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
                 return self._pool.getconn(min(_EXPECTED_WAIT_S, self._timeout_s))

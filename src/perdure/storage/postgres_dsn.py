@@ -59,6 +59,8 @@ _POLL_S: Final = 0.1
 def normalize_dsn(dsn: object) -> str:
     """Return a DSN in which missing parameters are set to perdure's defaults.
 
+    The client encoding is always set to UTF-8, and host names are converted to ASCII.
+
     Raises:
         ConfigurationError: The text is not a DSN of Postgres. The message shows the text only if it
             looks like the name of a file.
@@ -75,9 +77,11 @@ def normalize_dsn(dsn: object) -> str:
         )
     with suppress(psycopg.ProgrammingError, ValueError):
         parts = conninfo_to_dict(dsn)
-        is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
+        # If a password contains an unescaped `@`, libpq takes the rest of the password as part of
+        # the host or of the database name.
+        has_unescaped_at = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
         # libpq would ignore the text after a NUL character.
-        if not is_odd and "\0" not in dsn:
+        if not has_unescaped_at and "\0" not in dsn:
             overrides = {
                 "client_encoding": "UTF8",
                 **_build_dsn_parameter_with_ascii_hosts(parts.get("host")),
@@ -364,7 +368,7 @@ class _Identity:
     """A hashable wrapper for an unhashable object, compared by the object's identity."""
 
     def __init__(self, instance: object) -> None:
-        # Keep a reference to the function, so that its `id()` cannot be reused for another object.
+        # Keep a reference to the object, so that its `id()` cannot be reused for another object.
         self._instance = instance
 
     def __eq__(self, other: object) -> bool:
@@ -409,6 +413,7 @@ def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
         text = conninfo() if callable(conninfo) else conninfo
         options: dict[str, Any] = dict(kwargs() if callable(kwargs) else kwargs or {})
         parameters = {name: options[name] for name in options.keys() - _NOT_IN_A_DSN}
+        # An empty DSN means the defaults of libpq, but `normalize_dsn` refuses an empty string.
         return make_conninfo(text, **parameters) or "dbname="
 
     label = (

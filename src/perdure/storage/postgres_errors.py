@@ -26,6 +26,8 @@ _NO_RIGHT: Final = (
     "privilege"
 )
 _CANCELED: Final = "{}; try again, or increase the role's statement_timeout"
+# For each class of psycopg errors, the class of the perdure error and the form of its message. The
+# first row whose class fits an error applies.
 _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
     (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
     (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),
@@ -48,6 +50,8 @@ def is_connection_lost(exc: psycopg.Error) -> bool:
         return True
     if not isinstance(exc, psycopg.OperationalError):
         return False
+    # Class 08 contains connection errors, and class 57 means that the server is shut down or
+    # starting, except 57014, which means that a statement was cancelled.
     return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
 
 
@@ -77,5 +81,5 @@ def translate_error(exc: psycopg.Error, name: str) -> StorageError:
         return StorageError(
             f"{name}: Postgres cannot store NUL in text, such as ids and keys: {exc}"
         )
-    _, becomes, advice = next(row for row in _ADVICE if isinstance(exc, row[0]))
-    return becomes(f"{name}: {advice.format(exc)}")
+    _, error_class, message = next(row for row in _ADVICE if isinstance(exc, row[0]))
+    return error_class(f"{name}: {message.format(exc)}")

@@ -58,7 +58,7 @@ class _IntegerLoader(NumericBinaryLoader):
         return int(super().load(data))
 
 
-class _AnyTextDumper(BytesBinaryDumper):
+class _TextOrBytesDumper(BytesBinaryDumper):
     """Dumps a `TextOrBytes` object as the bytes that `to_column_bytes` returns."""
 
     def dump(self, obj: Any) -> Any:
@@ -70,7 +70,7 @@ def _register_type_adapters(adapters: AdaptersMap) -> AdaptersMap:
     # All integers are sent as the same Postgres type, so that a statement is prepared once rather
     # than once for each integer width.
     adapters.register_dumper(int, Int8BinaryDumper)
-    adapters.register_dumper(TextOrBytes, _AnyTextDumper)
+    adapters.register_dumper(TextOrBytes, _TextOrBytesDumper)
     # Send lists in binary format, because in text format psycopg would choose the array's integer
     # type according to the values in the list.
     adapters.register_dumper(list, ListBinaryDumper)
@@ -139,7 +139,7 @@ class PipelineConnection(ABC):
         Raises:
             psycopg.Error: A statement failed, or the connection is lost.
         """
-        runs = [
+        executions = [
             (index, self._bind_parameters(convert_placeholders_to_postgres(sql), row))
             for index, (sql, params, execute_many) in enumerate(statements)
             for row in (params if execute_many else (params,))
@@ -149,8 +149,8 @@ class PipelineConnection(ABC):
             self.pgconn.enter_pipeline_mode()
             result_keys = [
                 key
-                for index, run in runs
-                for key in self._send_statement_and_iter_result_ids(limit, index, *run)
+                for index, bound_statement in executions
+                for key in self._send_statement_and_iter_result_ids(limit, index, *bound_statement)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -169,6 +169,7 @@ class PipelineConnection(ABC):
             elif result.status != pq.ExecStatus.COMMAND_OK:
                 failed = failed or result
                 if not isinstance(result_key, int):
+                    # The statement was not prepared.
                     del self._names[result_key]
         if failed is not None:
             raise errors.error_from_result(failed, self.transformer.encoding)
@@ -279,7 +280,8 @@ class BorrowedConnection(PipelineConnection):
     needs are set only for the current transaction. No statement is prepared.
 
     Args:
-        conn: The connection. If it is in a transaction, that is rolled back.
+        conn: The connection. The caller must roll back an open transaction with `end_transaction`
+            before the first request.
         transformer: The transformer of the values; see `build_transformer`.
     """
 

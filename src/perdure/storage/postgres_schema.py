@@ -130,6 +130,8 @@ def create_tables(
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
         common = [*split_script(_SCHEMAS_TABLE), *build_statements(_SETTINGS_TABLE, tenant)]
         _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
+        # Check again, because another process may have created the tables before this process
+        # acquired the lock.
         _check_schema_and_role_fit_tenant(conn, schema, tenant)
         if not _schema_has_tables_of_component(conn, name, component, schema):
             insert = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"

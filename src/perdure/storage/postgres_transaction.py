@@ -113,6 +113,8 @@ class Transaction:
                 or not self._was_committed()
             ):
                 raise
+            # The transaction was committed, although the connection was lost before the server's
+            # response arrived. The rows of the last request are unknown, so return none.
             rows = [[] for _ in statements]
         self._is_open = not is_last and (self._is_open or bool(begin))
         if self._writes and opening_statements:

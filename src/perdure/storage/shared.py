@@ -37,7 +37,8 @@ class SharedResource(ABC):
         write_lock: A lock that is held during a transaction, to delay a fork of the process.
         was_idle: Whether no connection was in use when this process was forked. The value is read
             only in a forked process, for inherited resources.
-        submit_lock: A lock that is held while work is submitted, and while `refusal` is set.
+        submit_lock: A lock that is held while work is submitted. A `SQLiteFile` also holds it while
+            it sets `refusal`, so that no work is submitted after that.
         class_lock: A lock that is held while a resource of the class is opened, joined or left.
             Each class has its own, so that a server that does not answer blocks no file.
     """

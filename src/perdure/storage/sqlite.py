@@ -368,7 +368,10 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> T:
-        """See `Database.write`. SQLite has one writer at a time."""
+        """See `Database.write`.
+
+        `exclusive_names` has no effect, because SQLite has only one writer at a time.
+        """
         job = Job(
             make_flow,
             on_commit,
@@ -395,7 +398,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
-        """See `Database.write`."""
+        """See `Database.awrite`. `exclusive_names` and `urgent` have no effect."""
         job = Job(
             make_flow,
             on_commit,
@@ -509,6 +512,8 @@ class _PausableReads:
 
         Return False if reads are still in progress after `_FORK_WAIT_S` seconds.
         """
+        # The lock of `_changed` stays acquired until `resume`, and blocks new reads. While this
+        # method waits, the lock is released, and `_is_pausing` blocks new reads instead.
         self._changed.acquire()
         self._is_pausing = True
         was_idle = self._changed.wait_for(lambda: self._active_reads == 0, _FORK_WAIT_S)

@@ -410,7 +410,8 @@ class Connector:
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            # The folder is not writable and there is no WAL, so open the file as immutable.
+            # The usual reason is that the folder is not writable, so that SQLite cannot create the
+            # `-shm` file. Without a WAL, the file can be opened as immutable instead.
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
@@ -451,13 +452,14 @@ def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedReques
     """Execute a `GuardedRequest`, and return the rows that its first statement returned.
 
     Raises:
-        GuardFailed: The first statement, the guard, found and changed no row.
+        GuardFailed: The first statement, the guard, returned and changed no row, or violated a
+            constraint.
     """
     guard, *other_statements = statements
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    # The first statement tried to insert a row whose key already exists.
+    # The guard usually tried to insert a row whose key already exists.
     except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
     # A statement without a RETURNING clause returns no rows, only the number of rows that it
@@ -497,7 +499,10 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
 
 
 def check_path_can_be_database(path: str, read_only: bool) -> None:
-    """Raise an error if a path cannot be used as a database. Called before SQLite opens it.
+    """Raise an error if a path cannot be used as a database.
+
+    Call this function before SQLite opens the file. Without `read_only`, the lock file next to the
+    database is created, to check that the folder is writable.
 
     Raises:
         ConfigurationError: The folder does not exist, or with `read_only` the file does not exist.

@@ -91,7 +91,7 @@ class SQLiteWriter:
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
         # True while a thread uses the connection for anything except counting the writes by others
-        self._is_committing = False
+        self._is_connection_in_use = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
         self._file_identity, self._file_checked_at = (
@@ -131,6 +131,7 @@ class SQLiteWriter:
                 with self._hold_connection_lock():
                     self._commit_jobs(jobs)
                     self._free_pages_and_empty_wal()
+                # Answer the requests that were queued after `_commit_jobs` had answered requests.
                 while self._write_count_requests:
                     with self._hold_connection_lock():
                         resolve_futures_in_their_threads(
@@ -144,11 +145,12 @@ class SQLiteWriter:
         """Commit a job in the calling thread if the connection is free and no jobs are queued.
 
         Returns:
-            Whether the job was committed. If not, the caller must hand it to the writing thread.
+            Whether the job was executed, with success or not. If it was not executed, the caller
+            must hand it to the writing thread.
         """
         if not self._queue.empty() or not self.lock.acquire(blocking=False):
             return False
-        self._is_committing = True
+        self._is_connection_in_use = True
         try:
             if self._closed or not job.start_unless_cancelled():
                 return False
@@ -157,11 +159,11 @@ class SQLiteWriter:
             self._free_pages_and_empty_wal()
             return True
         finally:
-            self._is_committing = False
+            self._is_connection_in_use = False
             self.lock.release()
 
     def _commit_single_statement(self, job: Job[Any]) -> bool:
-        """Commit a job in autocommit mode if it consists of a single conditional statement.
+        """Commit a job in autocommit mode if it consists of a single guard statement.
 
         Python releases the global interpreter lock (GIL) during each call to SQLite. After each
         call, the calling thread may have to wait up to 5 ms (`sys.getswitchinterval`) until another
@@ -221,8 +223,10 @@ class SQLiteWriter:
     def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
         """Run jobs in one transaction.
 
-        If the transaction fails, run each job in its own transaction. If a job that deletes rows
-        fails because the disk is full, the reserved disk space is released and the job is retried.
+        If one of several jobs fails, or if the disk is full, each job is run in a transaction of
+        its own. If a job that deletes rows then fails because the disk is full, the reserved disk
+        space is released and the job is retried. If the transaction cannot begin or be committed
+        for another reason, all jobs fail.
         """
         running: Job[Any] | None = None
         try:
@@ -297,6 +301,8 @@ class SQLiteWriter:
     def _check_file_was_not_replaced(self) -> None:
         """Check that the path still refers to the file that was opened.
 
+        Also create or remove the reserve file, because this method is called regularly.
+
         Raises:
             StorageUnavailable: The file was moved, deleted or replaced.
         """
@@ -336,7 +342,7 @@ class SQLiteWriter:
         The method returns None while the writing connection is in use.
         """
         if not self.lock.acquire(blocking=False) and (
-            self._is_committing or not self.lock.acquire(timeout=_COUNT_LOCK_WAIT_S)
+            self._is_connection_in_use or not self.lock.acquire(timeout=_COUNT_LOCK_WAIT_S)
         ):
             return None
         try:
@@ -400,11 +406,11 @@ class SQLiteWriter:
     def _hold_connection_lock(self) -> Iterator[None]:
         """Hold the lock of the writing connection, and mark the connection as in use."""
         with self.lock:
-            self._is_committing = True
+            self._is_connection_in_use = True
             try:
                 yield
             finally:
-                self._is_committing = False
+                self._is_connection_in_use = False
 
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
@@ -496,7 +502,11 @@ class SQLiteWriter:
         )
 
     def _move_wal_into_file_if_possible(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        """Checkpoint the WAL while other processes are locked out. Return whether it is empty."""
+        """Checkpoint the WAL while other processes are locked out.
+
+        Return whether the WAL is empty afterwards. It is not if another connection still reads it,
+        or if another process holds the lock for longer than `wait_s` seconds.
+        """
         is_moved = False
         try:
             with self._connector.hold_lock_between_processes(wait_s):
