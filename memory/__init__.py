@@ -84,7 +84,8 @@ _MODULES = {
     "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-# Maps each module with an optional dependency to the package that it requires.
+# Maps each module with an optional dependency to the package that it requires. If the package is
+# not installed, the module's names are left out of `__all__`.
 _REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}
 _UNAVAILABLE = {
     module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None

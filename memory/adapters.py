@@ -1,7 +1,8 @@
 """Chat memories that follow the naming and rules of LangChain, LangChain4j and Spring AI.
 
-If a checkpointer stores the messages, `history()` still returns evicted messages until the memory
-is cleared.
+Evicted messages are those that no longer fit into the window of a memory. If a perdure checkpointer
+stores the messages, its method `history()` still returns evicted messages until the memory is
+cleared.
 
 The rules are documented by LangChain4j (https://docs.langchain4j.dev/tutorials/chat-memory) and by
 Spring AI (https://docs.spring.io/spring-ai/reference/api/chat-memory.html).
@@ -99,13 +100,14 @@ class ChatMemoryStore(Protocol):
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
         """Replace all messages of a memory.
 
-        Called by a chat memory whenever it adds messages.
+        A chat memory calls this method when it adds messages, unless the store has a method
+        `change_messages`.
         """
 
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        Called by a chat memory when it is cleared.
+        A chat memory calls this method when it is cleared.
         """
 
 
@@ -178,7 +180,11 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         return self._open_thread(memory_id).messages
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace a chat memory's messages with the result of `change(messages)`, atomically."""
+        """Replace a chat memory's messages with the result of `change(messages)`.
+
+        This is atomic with perdure's checkpointers. With others, which cannot lock a thread, the
+        last of two concurrent writes wins.
+        """
         self._open_thread(memory_id).replace_messages(change)
 
     def delete_messages(self, memory_id: Any) -> None:
@@ -258,7 +264,7 @@ class WindowChatMemory(ABC):
         system message that is blank, or equal to a stored system message, is ignored. When the
         window is full, the oldest messages other than system messages are evicted first. A tool
         call message and its results are evicted together. If a single message is too large for the
-        window, it is evicted along with all earlier messages.
+        window, it is evicted along with all earlier messages except system messages.
         """
         window = list(messages)
         for message in new_messages:
@@ -361,11 +367,12 @@ class MessageChatMemory:
     LangChain4j's rules determine which messages are in a conversation's window. As in Spring AI,
     messages that precede the first human message in the window are not returned, except for system
     messages. If a conversation's window has no human message, only system messages are returned.
+    An unlimited window is returned whole.
 
     Args:
         repository: The repository, or None for a repository that keeps conversations in the memory
             of the process.
-        max_size: The maximum number of messages that are returned.
+        max_size: The maximum number of messages in the window, including the system message.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
@@ -396,7 +403,7 @@ class MessageChatMemory:
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """Return the newest `last_n` messages of the window, oldest first.
 
-        The system message is included.
+        The system message counts as one of them.
         """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_messages_oldest_first(conversation_id)

@@ -135,15 +135,19 @@ class Background:
         self._queue_location = resolve_queue_location_and_schema(
             database, extraction.get_adapter().store
         )
+        # `_stop` is set when `stop` is called: no further job is started. `_abandon` is set when
+        # the time that `stop` waits for running extractions is over.
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
-        self._running: set[str] = set()
-        self._stack = ExitStack()
+        self._running: set[str] = set()  # keys of the jobs that this process is running
+        self._stack = ExitStack()  # ends the worker and the queueing loop
         self._queue: JobQueue | None = None
         self._is_working = False
 
     def start(self) -> Self:
-        """Start the extraction. If the object was created with `work=False`, `start` does nothing.
+        """Start the extraction.
+
+        Nothing is done if the object was created with `work=False`, or was started already.
 
         Raises:
             ConfigurationError: This process runs a DBOS application already.
@@ -234,7 +238,7 @@ class Background:
             timeout_s: The maximum number of seconds to wait.
 
         Returns:
-            The jobs that are not done.
+            The jobs that are not done, also those of the skipped threads.
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = (
@@ -271,7 +275,8 @@ class Background:
         needs, such as `user_id`. A worker logs a warning when it first finds unassigned threads,
         and again each time their number has doubled.
         """
-        threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
+        # A new object has no cached threads, so it does not return threads that were deleted.
+        threads = DueThreads(self.extraction, self.pace)
         threads.list_jobs(exclude_deleted=False)
         return threads.list_threads_without_user()
 
@@ -403,7 +408,16 @@ class Background:
         is_final: bool = False,
         exc: BaseException | None = None,
     ) -> None:
-        """Record a failed extraction in the thread's watermark, log it, and call `on_job`."""
+        """Record a failed extraction in the thread's watermark, log it, and call `on_job`.
+
+        Nothing is recorded if the thread was deleted, or if a lost worker had finished the job.
+
+        Args:
+            job: The job.
+            error: The error message.
+            is_final: Whether the extraction would fail again if it were retried.
+            exc: The error, or None if the job's worker was lost.
+        """
         adapter, name = self.extraction.get_adapter(), self.extraction.extractor.name
         for _ in range(3):
             try:
@@ -487,7 +501,9 @@ class JobQueue:
     def __init__(self, database: str | None, schema: str) -> None:
         self._schema = schema
         with ExitStack() as stack:
-            self._url, self._locks = _build_queue_url_and_lock_path_prefix(database, stack)
+            self._url, self._lock_path_prefix = _build_queue_url_and_lock_path_prefix(
+                database, stack
+            )
             with _translate_database_errors("open"):
                 _refuse_transaction_pooler(self._url)
                 DBOS.migrate(self._url, schema=schema)
@@ -594,7 +610,7 @@ class JobQueue:
                 the schedule.
 
         Yields:
-            The unfinished jobs of a worker that had the same id and died.
+            The unfinished jobs of a worker that had the same id and died. They have been cancelled.
         """
         with ExitStack() as stack:
             name = self._acquire_worker_id(stack)
@@ -646,19 +662,19 @@ class JobQueue:
         """Reserve an unused worker number on this machine, and return the worker id."""
         for number in count():
             with suppress(TimeoutError):
-                stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
+                stack.enter_context(file_lock(f"{self._lock_path_prefix}.worker-{number}", 0))
                 break
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"
         # Several containers may have the same host name, so the host name does not identify a
         # worker.
-        id_file = Path(f"{self._locks}.worker-{number}.id")
+        id_file = Path(f"{self._lock_path_prefix}.worker-{number}.id")
         if not id_file.exists():
             id_file.write_text(secrets.token_hex(8), encoding="ascii")
         return f"{socket.gethostname()}/{id_file.read_text(encoding='ascii')}"
 
     def _list_workflows(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
-        """List the workflows of extraction jobs."""
+        """List the workflows of extraction jobs that have one of the given statuses."""
         options |= {
             "status": status,
             "name": _EXTRACT_WORKFLOW_NAME,
@@ -702,8 +718,8 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
         A path, a URL, or None for a temporary file; and the schema.
 
     Raises:
-        ConfigurationError: The database is neither a file nor a URL, or the store was opened
-            without a fixed DSN.
+        ConfigurationError: `database` is neither a file nor a URL, or it is None and the store was
+            opened without a fixed DSN.
     """
     store_location, schema = getattr(
         getattr(store, "database", None), "job_queue_location", None

@@ -3,8 +3,9 @@
 The SQL condition for a filter may select too many rows, but never misses a row that the filter
 matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
 tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte` and its operand
-is text, a finite number or a boolean. All other comparisons, and all negations, are replaced with
-the SQL condition TRUE, which selects all rows.
+is text, a number or a boolean (for `$in`, a list of these). All other comparisons, and all
+negations, are replaced with the SQL condition TRUE, which selects all rows. The same happens to
+text and numbers that SQLite cannot compare.
 """
 
 from __future__ import annotations
@@ -65,19 +66,20 @@ class Condition(NamedTuple):
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-# SQL condition that stands in for a part of a filter that cannot be tested in SQL; it selects all
-# rows
+# SQL condition that selects all rows; it replaces a part of a filter that cannot be tested in SQL
 _UNKNOWN = Condition("TRUE")
 
 
 def build_filter_condition(
     filter: Filter, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
-    """Build a condition that is true for every row that a filter matches, and for few others.
+    """Build an SQL condition that is true for every row that a filter matches.
+
+    The condition may also be true for other rows.
 
     Args:
         filter: The parsed filter, which caches the condition.
-        location: The column with the documents.
+        location: The location of the documents.
         indexed_paths: The paths that have an index.
     """
     cache_key = location, tuple(indexed_paths)
@@ -99,8 +101,11 @@ def build_filter_condition(
 def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter.
 
-    Paths used in equality tests come before paths used in range tests.
+    These are the paths of comparisons that must all hold. Paths used in equality tests come before
+    paths used in range tests.
     """
+    # `JSONLocation("", (), "index")` stands for the location of any indexed path. It is used to
+    # find out which comparisons SQL can test.
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_parts_of_conjunction(filter.node)
@@ -208,7 +213,10 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return SQLite's `json_extract` result for a JSON value, or None if it may be inexact."""
+    """Return what SQLite's `json_extract` returns for a JSON value, or None if that is uncertain.
+
+    For a boolean, the result is 0 or 1.
+    """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -258,7 +266,7 @@ def join_conditions_with_or(parts: Sequence[Condition]) -> Condition:
 
 
 def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
-    """Join SQL conditions with an operator such as " AND "."""
+    """Join SQL conditions with an operator such as " AND ". Without conditions, return TRUE."""
     if len(parts) < 2:
         return parts[0] if parts else _UNKNOWN
     params = tuple(value for part in parts for value in part.params)
@@ -284,7 +292,8 @@ class JSONLocation(NamedTuple):
     """The location of a JSON value in a column, given by one or more JSON paths.
 
     There may be several paths, because a key that contains a dot can be either a field name or a
-    path to a nested field.
+    path to a nested field, and because stored JSON may contain a non-ASCII key with or without
+    escapes.
 
     If `paths` is empty, the value cannot be read in SQL, and every condition on the value is TRUE.
     """
@@ -300,13 +309,17 @@ class JSONLocation(NamedTuple):
         return True
 
     def convert_json_condition_to_row_condition(self, json_condition: Condition) -> Condition:
-        """Convert a condition on a column's JSON document into an SQL condition on the row."""
+        """Convert a condition on a column's JSON document into an SQL condition on the row.
+
+        In SQLite, the two are the same.
+        """
         return json_condition
 
     def build_child_location(self, key: str | int, is_indexed: bool) -> Self:
         """Return the location of the value under a key of the object or array at this location.
 
-        A string `key` is the name of a field in an object. An int `key` is a position in an array.
+        A string `key` is the name of a field or a path. An int `key` is a position in an array.
+        `is_indexed` says whether the path `key` has an index.
         """
         paths = tuple(
             path + end for path in self.paths for end in self.list_possible_relative_json_paths(key)
@@ -343,7 +356,7 @@ class JSONLocation(NamedTuple):
     def _build_sql_comparison(self, sql_comparison: str, *params: str | float | None) -> Condition:
         """Return an SQL condition that compares the value with the given parameters."""
         # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns arrays as JSON
-        # text.
+        # text. The condition may therefore select rows that the filter does not match.
         if self.expression:
             return Condition(f"{self.expression} {sql_comparison}", params)
         text = f"json_extract({self.column}, ?) {sql_comparison}"

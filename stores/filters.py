@@ -121,8 +121,9 @@ _FilterPath: TypeAlias = tuple[str | int, ...]
 class Comparison(NamedTuple):
     """Compares the value with an operand.
 
-    `operator` is one of the filter operators except `$ne`, `$nin` and `$not`, which are parsed into
-    `Negation`. In addition to the filter operators, the parser uses two internal operators:
+    `operator` is one of the filter operators that test a value. `$ne`, `$nin` and `$not` are parsed
+    into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. In addition, the parser uses two
+    internal operators:
     `object` holds if the value is an object, and `array` holds if the value is an array whose
     length is `operand`.
     """
@@ -134,7 +135,7 @@ class Comparison(NamedTuple):
 class FieldCondition(NamedTuple):
     """A condition on the value of a key in an object, or on one element of an array."""
 
-    key: str | int
+    key: str | int  # field name or path in an object, or position in an array
     condition: Node
 
 
@@ -198,7 +199,10 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
 
 
 def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[int]) -> Any:
-    """Copy a part of a filter as plain JSON. Enum members are replaced with their values.
+    """Copy a part of a filter as plain JSON.
+
+    Instances of subclasses of str, int and float, such as members of a `StrEnum`, become instances
+    of these types.
 
     Args:
         value: The part.
@@ -232,7 +236,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
 
 
 def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Return a JSON scalar. Convert instances of subclasses to str, int or float."""
+    """Return a scalar as plain JSON; see `_copy_as_plain_json`."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -446,7 +450,8 @@ def _compile_field_predicate(key: str | int, test: _Predicate) -> _Predicate:
 
     If an object has a field whose name is exactly `key`, including any dots, `test` is applied to
     this field. If an object has no such field, `key` is interpreted as a path. An int `key` is a
-    position in an array; the caller must ensure that the array has an element at this position.
+    position in an array. The caller must ensure that the value is an object, or an array that has
+    an element at this position.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -461,6 +466,7 @@ def _compile_path_predicate(steps: tuple[Step, ...], test: _Predicate) -> _Predi
         test_element = _compile_path_predicate(steps[index + 1 :], test)
         steps = steps[:index]
 
+        # Replace `test` with a predicate on the array at which `[*]` stands.
         def test(value: Any) -> bool:
             elements = value if isinstance(value, list) and value else (_MISSING,)
             return any(map(test_element, elements))

@@ -1,6 +1,7 @@
 """Read the items to import from JSON Lines, a LangGraph-compatible store, or LangGraph's tables.
 
-For every item, each source yields a label for error messages and the item as a JSON object.
+Each function for a source yields pairs: the name of an item for error messages, and the item as a
+JSON object in the format that `WholeStore.export` writes.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from perdure.stores.values import build_unknown_name_hint, decode_json_value
 # number of items or namespaces read per page
 PAGE = 500
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
-"""The fields of a line with times."""
+"""The fields of an item's JSON object that contain times."""
 STORE_TABLES: Final = ("store",)
 """The tables of langgraph's store that are read."""
 _FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index", "provenance")
 
 Line = tuple[str, Mapping[str, Any] | ImportFailed]
-"""The name of an item in messages, and the item or the error that occurred when it was read."""
+"""The name of an item for error messages, and the item or the error that occurred when it was read.
+"""
 Lines = Generator[Line, None, None]
 
 
@@ -73,7 +75,8 @@ def _add_missing_namespace_and_key(
 ) -> Mapping[str, Any]:
     """Fill in the namespace and the key of an item from a JSON Lines file, if they are missing.
 
-    An item without a key gets the hash of its value as its key.
+    An object with neither a `value` nor a `namespace` field is itself the value of an item. An item
+    without a key gets the hash of its value as its key.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -91,7 +94,7 @@ def _add_missing_namespace_and_key(
 
 
 def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
-    """Raise an error for unknown fields, and for a value or a key of the wrong type."""
+    """Raise an error for unknown fields, a missing value, and a key that is not text."""
     provenance = line.get("provenance")
     provenance_fields = provenance if isinstance(provenance, dict) else {}
     for suffix, names, fields in (
@@ -117,9 +120,8 @@ def iter_store_items(store: BaseStore) -> Lines:
 
     Namespaces are listed in pages. A page may be shorter than requested, so pages are read until an
     empty page is returned. The namespaces are listed twice, once without a prefix and once with the
-    prefix `ROOT`. The second listing is needed because perdure's own stores omit the internal
-    namespaces under `ROOT`, which contain notes about memories, if the prefix does not begin with
-    `ROOT`.
+    prefix `ROOT`, under which `perdure.memory` keeps notes about memories. perdure's own stores
+    list the namespaces of notes only the second time. Other stores list them both times.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -179,7 +181,7 @@ def iter_langgraph_items(
 
 
 def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
-    """Yield the items of a file.
+    """Yield the items of langgraph's `SqliteStore` in a file.
 
     Each value is read by a separate query, because values may be large.
     """
@@ -215,7 +217,7 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
 
 
 def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -> Lines:
-    """Yield the items of a table, reading it in pages."""
+    """Yield the items of langgraph's `PostgresStore`, reading its table in pages."""
     last_key: Row = ("", "")
     while rows := read_page(*last_key, PAGE):
         last_key = rows[-1][:2]
@@ -223,7 +225,10 @@ def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -
 
 
 def _ttl_columns(columns: set[str]) -> str:
-    """Return the SQL expressions for an item's TTL. Tables of older versions lack them."""
+    """Return the SQL expressions for an item's expiry time and TTL.
+
+    Tables that older versions of langgraph have created lack the columns.
+    """
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
 
@@ -276,7 +281,7 @@ def _build_item_line(
     created: datetime,
     updated: datetime,
 ) -> dict[str, Any]:
-    """Build the JSON object of an item."""
+    """Build the JSON object of an item, in the format that `WholeStore.export` writes."""
     return {
         "namespace": list(namespace),
         "key": key,

@@ -1,11 +1,11 @@
 """The search index of one namespace, as arrays in memory, and its encoding for storage.
 
-When an item is written, a row is appended. The words of new rows are appended to an unsorted list,
-which every search scans in full. When the unsorted list gets too long, `NamespaceIndex.compact`
-merges its words into the sorted postings. The postings are an inverted index: for each word, they
-contain the rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not
-affected by later changes to the index. An encoded index consists of a JSON header, the arrays and
-the words.
+The index has a row for each item. A search appends rows for the items that were put since the last
+search (see `indexes.py`). The words of new rows are appended to an unsorted list, which every
+search scans in full. When the unsorted list gets too long, `NamespaceIndex.compact` merges its
+words into the sorted postings. The postings are an inverted index: for each word, they contain the
+rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not affected by
+later changes to the index. An encoded index consists of a JSON header, the arrays and the words.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ ROW_DTYPE: Final = np.dtype(
         ("expires", "<i8"),  # expiry time, as a Unix timestamp in microseconds
         # time when the version was written, as a Unix timestamp in microseconds
         ("since", "<i8"),
+        # position in the thread, or the version id if the position is unknown
         ("position", "<f8"),
         ("at", "<f8"),  # Unix timestamp of the message, in seconds; NaN if unknown
         # number that the index assigned to the item's thread, or -1 if the item belongs to no
         # thread
         ("thread", "<i4"),
+        # number that the index assigned to the speaker, or -1 if the speaker is unknown
         ("actor", "<i4"),
         ("length", "<i4"),  # number of words
-        ("asks", "?"),
-        ("alive", "?"),
+        ("asks", "?"),  # whether the text ends with a question
+        ("alive", "?"),  # False once the item has been removed from the index
     ],
     align=True,
 )
@@ -100,7 +102,7 @@ class IndexedItem(NamedTuple):
     # encoded vectors of the item's text, concatenated
     vectors: bytes
     thread: str | None
-    position: float  # position in the thread
+    position: float  # position in the thread, or the version id if the position is unknown
     actor: str | None  # the speaker
     sent_at: float  # Unix timestamp of the message, in seconds; NaN if unknown
     expires: int  # expiry time, as a Unix timestamp in microseconds
@@ -120,10 +122,11 @@ class Coverage(NamedTuple):
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
-    # counter that is incremented whenever vectors are added to items that were stored without
-    # vectors
+    # the store's counter of additions of vectors to items that were stored without vectors, at the
+    # time of the last update
     embedded: int
-    # sequence number of the latest replacement, deletion or expiry that the index reflects
+    # sequence number of the latest closing of a version (by replacement, deletion or expiry) that
+    # the index reflects
     closed: int
 
 
@@ -155,6 +158,7 @@ class NamespaceIndex:
         """Drop the cached view and all unsorted words and vectors."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
+        # unsorted vectors: the encoded vectors of each row, and the row number of each vector
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
@@ -175,10 +179,7 @@ class NamespaceIndex:
     # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Add items to the index.
-
-        The new items must be newer than every item already in the index.
-        """
+        """Add items to the index. The index must not contain any of them yet."""
         if not entries:
             return
         first = len(self.rows)
@@ -259,9 +260,10 @@ class NamespaceIndex:
             self.compact()
 
     def compact(self) -> None:
-        """Sort all words into the postings.
+        """Sort the rows by thread and position, and merge all words into the postings.
 
-        Removed rows are dropped, and so are words that no longer occur in any row.
+        The unsorted vectors are merged too. Removed rows are dropped, and so are words that no
+        longer occur in any row.
         """
         rows = self.rows
         order = sort_rows_by_thread_and_position(rows, np.flatnonzero(rows["alive"]))
@@ -356,7 +358,8 @@ class NamespaceIndex:
         """Return the ids of the items that expire after `after_us` and no later than `until_us`.
 
         The expiry times are taken from the index. An item's expiry time in the database may be
-        later than the one in the index, because reading an item can restart its TTL.
+        later than the one in the index, because reading an item can restart its TTL. If the cached
+        view is valid at both times, no item expires between them.
         """
         if self._is_view_valid(after_us) and self._is_view_valid(until_us):
             return []
@@ -369,7 +372,7 @@ class NamespaceIndex:
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
     def update_expiries(self, expiry_by_item_id: Mapping[int, int]) -> None:
-        """Set a new expiry time for each item whose id is in `expiry_by_item_id`."""
+        """Set new expiry times, which are given by item id."""
         for row, number in self._find_rows_by_id(expiry_by_item_id):
             self.rows["expires"][row] = expiry_by_item_id[number]
         self._view = None
@@ -552,9 +555,9 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rows of a search.
+    """The rows that a search ranks.
 
-    The rows of each conversation thread are adjacent and in message order.
+    The rows of each thread are adjacent and in message order.
     """
 
     rows: NDArray[Any]  # rows of `ROW_DTYPE`
@@ -580,8 +583,8 @@ class Candidates:
 class IndexView:
     """An immutable snapshot of an index, with all or some of its rows."""
 
-    # The row numbers that the view's rows have in the index. The rows of each conversation thread
-    # are adjacent and in message order.
+    # The row numbers that the view's rows have in the index. The rows of each thread are adjacent
+    # and in message order.
     order: Ints
     # All words of the index. They may include words of rows that were added after the view was
     # created.
@@ -589,14 +592,14 @@ class IndexView:
     actors: Sequence[str]  # names by number
     threads: Sequence[str]  # names by number
     nbytes: int  # approximate size of the index in memory, in bytes
-    rows: NDArray[Any]
+    rows: NDArray[Any]  # all rows of the index, as an array of `ROW_DTYPE`
     postings: Postings
     # Word occurrences that are not yet merged into the sorted `postings`, as parallel arrays of
     # word numbers, row numbers and counts
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
-    # samples of cosine similarities that show how well the vectors of the whole index separate
-    # related rows from random rows
+    # statistics that show how well the vectors of the whole index separate related rows from random
+    # rows
     separation: VectorSeparation
 
     @cached_property
@@ -645,7 +648,11 @@ class IndexView:
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Return each row's maximum similarity to the query, or NaN for a row without vectors."""
+        """Return the highest cosine between the query and each row's vectors.
+
+        For a row without vectors, it is NaN. If the index has more than `approximate_above`
+        vectors, most cosines may be estimates.
+        """
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
         # view's rows. A sketch search would return the most similar rows of the whole index, and a
@@ -714,7 +721,7 @@ def decode_index_or_none_if_outdated(
         seal: Decrypts the stored index.
         path: The path of the namespace.
         body: The stored bytes.
-        model: The model of the file.
+        model: The embedding model recorded in the database.
         approximate_above: The number of vectors above which search is approximate.
         computation_fingerprint: How words and vectors are computed now, from
             `PutPreparer.describe_how_index_is_computed`.

@@ -63,6 +63,7 @@ _MAX_CORRECTED_WORDS: Final = 16
 # maximum number of candidate corrections to try for a misspelt word; one is not enough, because a
 # candidate may occur only in rows that the filter excludes
 _MAX_CORRECTIONS: Final = 64
+# search data of a version that is excluded from search
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
 # cache key of an index: the namespace's path, and whether the index contains past versions
@@ -70,6 +71,7 @@ _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; se
 _Key = tuple[bytes, bool]
 # a tuple of a namespace's path and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
+# a function that receives a namespace's path and an index view of the namespace
 _ReadView = Callable[[bytes, IndexView], Any]
 
 
@@ -94,7 +96,11 @@ class QueryTerms(NamedTuple):
     def compute_cosines(
         self, view: IndexView, file_model: Model | None, approximate_above: int
     ) -> Floats | None:
-        """Return each row's similarity to the query, or None if no vectors are available."""
+        """Return each row's cosine to the query, or None if the query or the rows have no vectors.
+
+        Raises:
+            EmbedderMismatch: The vectors of the query and of the rows come from different models.
+        """
         if self.vector is None or self.model is None or file_model is None:
             return None
         if self.model != file_model:
@@ -114,8 +120,7 @@ class CandidatePool:
     # cosine similarity of each row to the query (NaN if the row has no vectors), or None if no
     # vectors can be compared
     cosines: Floats | None
-    # samples of cosine similarities that show how well vectors separate related rows from random
-    # rows
+    # statistics that show how well vectors separate related rows from random rows
     separation: VectorSeparation
 
     def __len__(self) -> int:
@@ -137,7 +142,10 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
-        """Return a copy of the pool where conversation threads with the same name share a number.
+        """Return a copy of the pool where threads with the same name share a number.
+
+        Current items and closed versions come from different indexes, which number the same thread
+        differently.
 
         Args:
             thread_names: The name of each thread, by its number.
@@ -173,12 +181,12 @@ class _State(NamedTuple):
     erasures: int  # counter of erasures
     # counter that is incremented whenever vectors are stored for items that had none
     embedded: int
-    # sequence number of the most recent replacement, deletion or expiry in the store
+    # sequence number of the latest closing of a version (by replacement, deletion or expiry)
     closed: int
-    model: Model | None
+    model: Model | None  # the embedding model recorded in the database
 
     @property
-    def number(self) -> int:
+    def model_number(self) -> int:
         """The number assigned to the store's embedding model, or 0 if the store has no model."""
         return 0 if self.model is None else self.model.number
 
@@ -188,12 +196,25 @@ class _NamespaceRow(NamedTuple):
 
     namespace_key: int
     path: bytes
-    changes: int
-    items: int
+    changes: int  # the change counter
+    items: int  # number of current items
 
 
 class _CachedIndex:
-    """The cached search index of a namespace, and the database state that the index reflects."""
+    """The cached search index of a namespace, and the database state that the index reflects.
+
+    Attributes:
+        lock: Held while the index is used or updated.
+        erasures: The store's counter of erasures up to which erased data was removed.
+        nbytes: The size of the index in bytes, as counted in the total size of the cache.
+        index: The index, or None if it must be loaded.
+        coverage: How far the index covers the namespace.
+        changes: The change counter of the namespace at the last update, or -1.
+        model_number: The number of the model of the vectors, or -1 if there is no index.
+        unsaved: The number of items whose words or vectors are missing from the stored index.
+        expired_until: The time up to which expiry times in the index were compared with the
+            database, in microseconds.
+    """
 
     def __init__(self, erasures: int) -> None:
         self.lock = threading.Lock()
@@ -206,7 +227,6 @@ class _CachedIndex:
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        # number of items whose words or vectors are missing from the stored index
         self.unsaved = 0
         self.expired_until = 0
 
@@ -220,17 +240,19 @@ class Indexes:
     # maximum total size of the cached indexes in bytes; the most recently searched index is never
     # evicted
     budget: int
-    approximate_above: int
-    # Function that performs a database write in the background, or None if the store is read-only.
+    approximate_above: int  # number of vectors in a namespace above which search is approximate
+    # function that performs a database write in the background, or None if the store is read-only
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
-    # Callback that runs after an erasure by this process or by another process.
+    # callback that runs when an erasure by this process or by another process is noticed
     on_erasure: Callable[[], None]
     # whether the warning about missing vectors has been logged
     warned_lacking: bool = False
     # guards the cache; do not read from the database while holding the lock
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    # the cached indexes, the least recently searched first
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
-    _nbytes: int = 0
+    _nbytes: int = 0  # total size of the cached indexes in bytes
+    # the store's counter of erasures when erased data was last removed from the cached indexes
     _erasures: int = 0
 
     def __post_init__(self) -> None:
@@ -241,12 +263,12 @@ class Indexes:
     def load_candidate_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
         """Load the selected rows, with the data used to rank them for a query.
 
-        A search as of a past time ranks the current items and the versions that have been replaced
-        or deleted since that time. If some of the query's words may be misspelt, the indexes are
-        read a second time to find similar words.
+        A search as of a past time ranks the versions that were current at that time, both those
+        that are still current and those that were closed since. If some of the query's words may be
+        misspelt, the indexes are read a second time to find similar words.
 
         Raises:
-            SnapshotOutdated: Another thread has read a newer state.
+            SnapshotOutdated: Another OS thread has read a newer state.
         """
         now, as_of, closed = selection.now, selection.as_of, list[Row]()
         present = selection
@@ -418,7 +440,7 @@ class Indexes:
         with cached.lock:
             if (
                 cached.changes > namespace.changes
-                or cached.model_number > state.number
+                or cached.model_number > state.model_number
                 or cached.coverage.embedded > state.embedded
             ):
                 raise SnapshotOutdated
@@ -433,27 +455,27 @@ class Indexes:
     def _load_view_of_closed_versions(
         self, path: bytes, version_ids: Sequence[int], state: _State, *, may_cache: bool
     ) -> Flow[IndexView]:
-        """Load an index view of a namespace's replaced and deleted versions.
+        """Load an index view of closed versions of a namespace.
 
-        The view comes from a separate index, which contains every replaced or deleted version that
-        searches in this process have loaded so far. The view contains no samples for measuring how
-        well vectors separate related rows from random rows, because the samples would depend on
-        which versions earlier searches happened to load.
+        The view comes from a separate index, which contains every closed version that searches in
+        this process have loaded so far. How well its vectors separate related rows from random rows
+        is left unmeasured, because the result would depend on which versions earlier searches
+        happened to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
         with cached.lock:
-            if cached.model_number > state.number:
+            if cached.model_number > state.model_number:
                 raise SnapshotOutdated
             if (
                 cached.index is None
-                or cached.model_number != state.number
+                or cached.model_number != state.model_number
                 or cached.nbytes > self.budget
             ):
                 cached.clear()
                 cached.index, cached.model_number = (
                     NamespaceIndex(state.model, self.approximate_above),
-                    state.number,
+                    state.model_number,
                 )
             new_ids = np.setdiff1d(closed, cached.index.rows["id"])
             for begin in range(0, len(new_ids), _PAGE_ROWS):
@@ -472,7 +494,7 @@ class Indexes:
 
         Versions that are excluded from search are returned without words and vectors.
         """
-        rows = yield self.sql("search_data_by_ids", state.number, json.dumps(version_ids))
+        rows = yield self.sql("search_data_by_ids", state.model_number, json.dumps(version_ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
         # The rows are sorted by id, because scores computed in another order could differ in the
@@ -495,11 +517,11 @@ class Indexes:
         If the update fails, the index is discarded.
         """
         try:
-            if cached.model_number != state.number:
+            if cached.model_number != state.model_number:
                 cached.clear()
             if cached.index is None:
                 cached.index = yield from self._load_index(cached, namespace, state)
-                cached.model_number = state.number
+                cached.model_number = state.model_number
             if cached.changes != namespace.changes:
                 yield from self._apply_changes_since_last_update(
                     cached, cached.index, namespace, state
@@ -519,9 +541,9 @@ class Indexes:
         added, is_complete = 0, False
         while not is_complete:
             rows = yield self.sql(
-                "search_data_since", state.number, namespace.namespace_key, newest, _PAGE_ROWS
+                "search_data_since", state.model_number, namespace.namespace_key, newest, _PAGE_ROWS
             )
-            # For items that are excluded from search, the row contains only the id.
+            # For items that are excluded from search, the row contains no value.
             entries = self._build_indexed_items(
                 [row for row in rows if row[8] is not None], state.model
             )
@@ -530,13 +552,13 @@ class Indexes:
             added += len(rows)
             newest = rows[-1][0] if rows else newest
             is_complete = len(rows) < _PAGE_ROWS
-        if missing_count := items + added - namespace.items:
+        if removed_count := items + added - namespace.items:
             yield from self._remove_replaced_and_deleted_items(
-                missing_count, index, cached.coverage, namespace, state
+                removed_count, index, cached.coverage, namespace, state
             )
         if state.model is not None and embedded != state.embedded:
             cached.unsaved += yield from self._add_missing_vectors_and_count_items(
-                index, state.number
+                index, state.model_number
             )
         cached.coverage = Coverage(newest, namespace.items, state.embedded, state.closed)
         cached.changes = namespace.changes
@@ -555,13 +577,14 @@ class Indexes:
     ) -> Flow[None]:
         """Remove replaced and deleted items from an index.
 
-        If only a few versions have been replaced or deleted since the last update, their ids are
-        read from the database. Otherwise, the ids of all current items are read, and all other
-        items are removed from the index.
+        If only a few versions have been closed since the last update, their ids are read from the
+        database. Otherwise, or if items have also been erased, the ids of all current items are
+        read, and all other items are removed from the index.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
             closed = np.array([number for (number,) in rows], np.int64)
+            # If the numbers differ, items of the index may also have been erased.
             if np.count_nonzero(closed <= coverage.newest) == removed_count:
                 index.remove_items(closed)
                 return
@@ -572,12 +595,15 @@ class Indexes:
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Load the stored index, or return an empty index if there is no usable one."""
+        """Load the stored index and set its coverage, or return an empty index.
+
+        An empty index is returned if there is no stored index, or if it is damaged or outdated.
+        """
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
-            form = self.preparer.describe_how_index_is_computed(state.model)
+            fingerprint = self.preparer.describe_how_index_is_computed(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index_or_none_if_outdated(
-                *source, state.model, self.approximate_above, form
+                *source, state.model, self.approximate_above, fingerprint
             )
             if decoded is not None:
                 index, cached.coverage = decoded
@@ -605,7 +631,9 @@ class Indexes:
     def _refresh_cached_expiry_times(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Reload the expiry times of items whose cached expiry time is not later than `until`.
+        """Reload the expiry times of items that have expired by `until` according to the index.
+
+        Items that were checked by an earlier call are skipped.
 
         An index caches each item's expiry time. An item's expiry time in the database may be later
         than the cached one, because reading the item can restart its time to live. If `until` is in
@@ -620,7 +648,8 @@ class Indexes:
     def _build_indexed_items(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
         """Build the search data of some versions.
 
-        Vectors that are not stored in the database are computed from the items' values.
+        Vectors that are not stored in the database are computed from the items' values, if the
+        store's embedder is fast enough.
         """
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
@@ -664,12 +693,12 @@ class Indexes:
     ) -> None:
         """Write the index to the database in the background, unless an erasure happens first."""
         assert self.write_in_background is not None
-        form, coverage = (
+        fingerprint, coverage = (
             self.preparer.describe_how_index_is_computed(state.model),
             cached.coverage,
         )
         body = encode_index_or_none_if_too_large(
-            self.records.seal, namespace.path, index, coverage, form
+            self.records.seal, namespace.path, index, coverage, fingerprint
         )
         cached.unsaved = 0
         if body is None:

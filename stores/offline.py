@@ -29,6 +29,7 @@ from perdure.stores.text import (
 )
 from perdure.stores.vectors import Floats, scale_rows_to_unit_length
 
+# name of the model; it ends with a hash of the files in `weights`
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
 # Id of the token [UNK], which stands for an unknown word. The table's row for [UNK] is zero, so
@@ -41,12 +42,11 @@ _MEMO_SIZE = 1 << 16
 # maximum length of a character sequence whose token ids are cached; longer sequences seldom recur,
 # because they are usually URLs, or text in scripts that use no spaces
 _MAX_MEMO_LENGTH = 32
-# Minimum average length, in letters, of the word pieces of a known word. Words that split into
-# shorter pieces count as unknown.
+# Minimum average length, in letters, of the word pieces of a known word. The whole word may be one
+# letter shorter than that. Words that split into shorter pieces count as unknown.
 _MIN_PIECE_LENGTH = 3
-# Minimum fraction of a query's letters that must belong to known words. Below this threshold, the
-# query's vector is zero. For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is
-# 0.
+# If at most this fraction of a query's letters belong to known words, the query's vector is zero.
+# For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is 0.
 _MIN_KNOWN_SHARE = 0.5
 # maximum number of token vectors that are summed in one step, to limit memory use to 1 MB
 _TOKENS_AT_ONCE = 4096
@@ -73,9 +73,10 @@ class _FoldedCharacters(dict[int, str]):
 
 
 def _normalize_character_for_wordpiece(char: str) -> str:
-    """Return a character in lower case, or an empty string for a combining accent.
+    """Return the text that replaces a character before a text is split into words.
 
-    Punctuation is surrounded with spaces.
+    Letters become lower case. Punctuation and Chinese characters are surrounded with spaces, white
+    space becomes a space, and combining accents and control characters are removed.
     """
     category = unicodedata.category(char)
     if category in ("Cc", "Cf", "Co", "Mn") or char == "\ufffd":
@@ -91,8 +92,8 @@ def _normalize_character_for_wordpiece(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of the token ids of words.
 
-    A word's token ids are computed the first time the word is looked up. Token ids of long words
-    are not cached, because long words seldom recur.
+    A word's token ids are computed when the word is looked up and is not cached. Token ids of long
+    words are not cached, because long words seldom recur. When the cache is full, it is cleared.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -169,7 +170,8 @@ class WordPieceTokenizer:
         """Return the token ids of a word.
 
         The word is split from left to right. At each position, the longest token in the vocabulary
-        that matches the following characters is chosen.
+        that matches the following characters is chosen. If no token matches at some position, the
+        whole word is unknown. Tokens that do not begin a word have the prefix "##".
         """
         if len(word) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
@@ -215,13 +217,13 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Embed texts as unit vectors or zero vectors; float32[len(texts), DIMS]."""
-        table, pieces, foreign = _load_vector_table_tokenizer_and_non_english_ids()
+        table, tokenizer, non_english_ids = _load_vector_table_tokenizer_and_non_english_ids()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
-            numbers = pieces.token_ids(text)
-            if not foreign.isdisjoint(numbers) and detect_language(text) != ENGLISH:
+            token_ids = tokenizer.token_ids(text)
+            if not non_english_ids.isdisjoint(token_ids) and detect_language(text) != ENGLISH:
                 continue
-            ids = np.array(numbers, np.intp)
+            ids = np.array(token_ids, np.intp)
             for start in range(0, len(ids), _TOKENS_AT_ONCE):
                 tokens = table.take(ids[start : start + _TOKENS_AT_ONCE], axis=0)
                 sums[row] += np.add.reduce(tokens, axis=0, dtype=np.int32)
@@ -230,8 +232,8 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        The vector is zero if `embed` would return a zero vector for the text, or if most of the
-        query's letters belong to unknown words.
+        The vector is zero if `embed` would return a zero vector for the text, if the query is not
+        in English, or if at least half of its letters belong to unknown words.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -244,7 +246,7 @@ class StaticEmbedder:
         return vector
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """Embed texts in a worker thread; see `embed`."""
+        """Embed texts in another OS thread; see `embed`."""
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:
@@ -263,11 +265,11 @@ def _load_vector_table_tokenizer_and_non_english_ids() -> tuple[
     """Return the embedding table, the tokenizer, and the ids of non-English tokens.
 
     The table and vocabulary files are read once per process. Non-English tokens are stop words of
-    other languages and letters of other writing systems. For a text that contains none of these
-    tokens, language detection is skipped, and the text is treated as English.
+    other languages and tokens with letters outside ASCII. For a text that contains none of these
+    tokens, `embed` skips language detection and treats the text as English.
 
     Returns:
-        The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.
+        The table, int8[tokens, DIMS]; the tokenizer; and the ids of non-English tokens.
     """
     global _cached_weights
     with _weights_lock:
@@ -279,7 +281,10 @@ def _load_vector_table_tokenizer_and_non_english_ids() -> tuple[
 def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
     NDArray[np.int8], WordPieceTokenizer, frozenset[int]
 ]:
-    """Load and validate the embedding table and the list of its tokens."""
+    """Read and validate the embedding table and the list of its tokens.
+
+    The result is that of `_load_vector_table_tokenizer_and_non_english_ids`.
+    """
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:
@@ -295,10 +300,10 @@ def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
             f"the offline embedder's weights in {str(folder)!r} are missing or damaged ({exc}); "
             "install perdure again, or open the store with another embedder"
         ) from exc
-    foreign = (
+    non_english_ids = (
         number
         for number, token in enumerate(tokens)
         if token in collect_non_english_stop_words()
         or (not token.isascii() and token.strip("#").isalpha())
     )
-    return table, WordPieceTokenizer(tokens), frozenset(foreign)
+    return table, WordPieceTokenizer(tokens), frozenset(non_english_ids)

@@ -27,8 +27,12 @@ _SQL: Final = {
 # maximum number of values that a condition passes as individual parameters; longer lists are passed
 # as a single JSON array
 _MAX_INLINE_VALUES: Final = 4
-_READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
-_IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
+# SQL expression that parses a stored document; see `TextOrBytes` for the bytes that are trimmed
+_READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"
+# SQL condition that is false for a document that contains the escape \u0000, because jsonb cannot
+# represent NUL; the bytes of the pattern are %\\u0000%
+_IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"
+# stands for the parsed document in conditions, until `convert_json_condition_to_row_condition`
 _DOCUMENT_COLUMN: Final = "d.doc"
 _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
@@ -36,9 +40,8 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 class JSONBLocation(JSONLocation):
     """The location of a JSON value inside a `bytea` column.
 
-    SQL conditions convert the bytes to jsonb.
-
-    A path is a tuple of labels.
+    SQL conditions convert the bytes to jsonb. The paths are not SQLite's JSON paths, but tuples of
+    labels.
     """
 
     @property
@@ -62,7 +65,7 @@ class JSONBLocation(JSONLocation):
         return json_condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def list_possible_relative_json_paths(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """Return the possible relative paths (suffixes) from this location to the value of `key`.
+        """Return the path suffixes that address the member `key` of an object or array.
 
         In Postgres, the path element "0" matches both the object key "0" and the array index 0, so
         a condition on the path may select too many rows.
@@ -104,12 +107,12 @@ class JSONBLocation(JSONLocation):
             return self._build_condition_for_any_path(
                 f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', operand
             )
-        # In jsonb's sort order, null comes before all numbers.
         if high is None:
             return self._build_condition_for_any_path(
                 f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low)
             )
-        # BETWEEN would parse the document twice
+        # If `low` is None, the lower bound is null, which comes before all numbers in jsonb's sort
+        # order. BETWEEN is not used, because it would parse the document twice.
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
         return join_conditions_with_or(
             [

@@ -1,30 +1,32 @@
 """Score the rows of a search by keywords, vectors, and context within the thread.
 
-The module depends only on numpy. Its arrays are dense, with one element for each of the n rows in
-the scope. A score is a sum of parts:
+The functions work on numpy arrays and need no database. The arrays are dense, with one element for
+each of the n rows that are searched. A score is a sum of parts:
 
     text         BM25 score of the query's words, as a fraction of the best row's score; words that
                  are rare in the language count more
     vector       cosine similarity, scaled so that the mean is 0 and the best row's is 1; its weight
                  depends on how well the vectors separate related rows from random ones (see
                  `perdure.stores.separation`)
-    neighbours   word and vector scores passed on from the previous and next rows of the thread
+    neighbours   word and vector scores passed on from up to three previous and three next rows of
+                 the thread
     thread       how well the whole thread matches the words, and how near its vectors are
     actor, date  bonus if the query names the speaker, or is about the time of the message
-    recency      bonus for the newest rows of a conversation, proportional to their other parts
+    recency      bonus for the newest rows with a known time, proportional to their other parts
     question     penalty for a row that consists only of a question, which seldom is an answer
 
-A word of the query counts once in each row. Each row that contains a word of the query receives the
-word's score. If a row lacks the word but one of its neighbours contains it, the row receives a
-share of the word's score, so a query that uses the words of a message also finds the reply to that
-message. If several neighbours of a row contain the word, the row receives only the largest of their
-shares, not the sum. The longer a row is, the less its score gains from the words of its neighbours,
-because a long row contains enough words of its own. The weights of the components of a score were
-tuned with `benchmarks/recall.py`.
+Each row that contains a word of the query receives a score for the word. If one of its neighbours
+contains the word, the row receives a share of the neighbour's score for the word, if that is
+higher. A query that uses the words of a message therefore also finds the reply to that message. If
+several neighbours of a row contain the word, the row receives only the largest of their shares, not
+the sum. The longer a row is, the less its score gains from the words of its neighbours, because a
+long row contains enough words of its own. The weights of the components of a score were tuned with
+`benchmarks/recall.py`.
 
 The best row's score is derived from its evidence, which measures how strongly words and vectors
 indicate that the row is relevant. Scores are therefore comparable between searches, regardless of
-query length and scope size (from one row to 100,000 rows). Evidence is counted in nats:
+the length of the query and the number of rows (from one row to 100,000 rows). Evidence is counted
+in nats:
 
     words     the sum of the information content of the query's words that occur in the row,
               multiplied by (this sum / the sum over all words of the query) ** 0.35; the
@@ -66,12 +68,13 @@ Bools = NDArray[np.bool_]
 # third number is the length up to which a row that ends with a question mark counts as only a
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-# Half-life of a row's recency, as a fraction of the number of rows in the scope. The newest row has
-# a recency of 1. With a value of 0.2, a row's recency halves for every 20% of the scope's rows that
-# are newer.
+# Half-life of a row's recency, as a fraction of the number of rows with a known time. The newest
+# row has a recency of 1. With a value of 0.2, a row's recency halves for every 20% of these rows
+# that are newer.
 _RECENCY_HALF_LIFE: Final = 0.2
-# Number of hypothetical unrelated rows that are included when a scope's mean cosine is computed.
-# Without them, the mean of a one-row scope would equal that row's own cosine.
+# Number of hypothetical unrelated rows that are included when the mean cosine of the rows is
+# computed. Their cosine is `VectorCalibration.origin`. Without them, the mean of a single row would
+# equal that row's own cosine.
 _PRIOR_ROWS: Final = 4
 # maximum number of term frequencies to compute at a time; an array of this size takes 512 kB
 _BLOCK_COUNTS: Final = 1 << 17
@@ -80,8 +83,8 @@ _BLOCK_COUNTS: Final = 1 << 17
 # `_THREAD_VECTOR_WEIGHT` and `_NEAREST_PER_THREAD` were chosen with benchmarks/recall.py; see
 # decision 0037.
 _GAIN_WEIGHT: Final = 0.6
-# Weight of the thread's vector score in a row's score, relative to the weight of the row's own
-# vectors.
+# Weight of the thread's vector score in a row's score if `VectorCalibration.gain` is 1, relative to
+# the usual weight of the row's own vectors (`Weights.vector`).
 _THREAD_VECTOR_WEIGHT: Final = 0.6
 # Maximum number of rows per thread that count towards the thread's vector score. If the thread has
 # more rows, those with the highest vector scores count.
@@ -94,8 +97,8 @@ _MIN_PENALTY: Final = np.float32(1e-6)
 # Assumed fraction of messages that contain a word, for words that appear in no frequency list. This
 # constant and the following constants were tuned with benchmarks/quiet.py.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# Number of hypothetical messages that are added to a scope's rows to smooth the estimated fraction
-# of messages that contain a word. The word is assumed to occur in them at the frequency
+# Number of hypothetical messages that are added to the searched rows to smooth the estimated
+# fraction of messages that contain a word. The word is assumed to occur in them at the frequency
 # `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
 # Exponent that controls how strongly a row's word evidence is reduced if the row contains only some
@@ -117,11 +120,11 @@ _PERSON_NATS: Final = 2.25
 # Threshold for common words. A word contained in at least this fraction of the rows does not count
 # as evidence, because it does not help to distinguish relevant rows from others.
 _NEARLY_ALL: Final = 0.85
-# Minimum number of rows in a scope for the `_NEARLY_ALL` threshold to apply. In a smaller scope,
-# every word counts as evidence, however common it is.
+# Minimum number of searched rows for the `_NEARLY_ALL` threshold to apply. With fewer rows, every
+# word counts as evidence, however common it is.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# Fraction of ln n that is subtracted from a row's evidence, where n is the number of rows in the
-# scope. The remaining evidence determines the maximum score of the row.
+# Fraction of ln n that is subtracted from a row's evidence, where n is the number of searched rows.
+# The remaining evidence determines the maximum score of the row.
 _CHANCE_SHARE: Final = 0.25
 # Threshold of evidence, in nats. Rows with less evidence than this score below MIN_SCORE.
 _SLIGHT_NATS: Final = 1.45
@@ -167,7 +170,7 @@ DEFAULT: Final = Weights()
 
 
 class Term(NamedTuple):
-    """A query term, together with the rows in the scope that contain it."""
+    """A word of the query, together with the searched rows that contain it."""
 
     # distinct rows that contain the word
     rows: Ints
@@ -176,13 +179,11 @@ class Term(NamedTuple):
     # For each synonym of the word: the rows that contain the synonym, and the synonym's similarity
     # to the word.
     synonyms: Sequence[tuple[Ints, float]] = ()
-    message_frequency: float = (
-        # fraction of all messages in the query's language that contain the word; 0 if unknown
-        0.0
-    )
-    # whether the word is part of a speaker's name
+    # fraction of all messages in the query's language that contain the word; 0 if unknown
+    message_frequency: float = 0.0
+    # whether the word is part of the name of a speaker whom the query mentions
     names_actor: bool = False
-    # True if nearly all rows in the scope are about one person, and the word is that person's name
+    # True if nearly all searched rows are about one person, and the word is that person's name
     names_subject: bool = False
 
 
@@ -190,9 +191,9 @@ class Term(NamedTuple):
 class RankedRows:
     """The scores of the rows in a search, with the components of each score.
 
-    A score is the sum of its parts. A higher score is better.
-
-    All arrays are float32[n].
+    A higher score is better. The components are those of the sum from which the score was computed;
+    `get_score_parts_of_row` scales them so that they add up to the score. All arrays have one
+    element for each row.
     """
 
     # Each row's score. Scores are not comparable across searches until
@@ -277,19 +278,20 @@ def rank_rows(
     weights: Weights = DEFAULT,
     calibration: VectorCalibration = USUAL,
 ) -> RankedRows:
-    """Score the n rows of a scope.
+    """Score the n rows that are searched.
 
     Args:
         lengths: The number of words in each row, float[n].
         terms: The query's words, including words that no row has. Empty for a semantic search.
         cosines: The similarity of each row's vector to the query's, NaN for a row without a vector,
             float[n]. None for a search by text alone.
-        row_contexts: Neighbours and threads. None switches context off.
+        row_contexts: Neighbours, threads and recency. None switches context off.
         actor: Whether the query names the speaker of each row; bool[n].
         date: Whether each row is from the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
         weights: The weight of each part.
-        calibration: How well the vectors of the scope separate related rows from random ones.
+        calibration: The weight that the vectors deserve, because they separate related rows from
+            random ones well or badly.
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
@@ -410,8 +412,8 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
     Cosine similarities that are NaN or below the mean become 0.
 
     With many embedders, even unrelated texts have a high cosine similarity. Subtracting the mean
-    similarity over all rows makes the results comparable across embedders and scopes. If all
-    cosines are nearly equal, they are returned unscaled.
+    similarity over all rows makes the results comparable across embedders and searches. If all
+    cosines are nearly equal, they are not scaled, but only limited to the range from 0 to 1.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -430,8 +432,8 @@ def _compute_nearness_to_query(
 ) -> Scores:
     """Return the nearness of each row's vector to the query, from 0 to 1.
 
-    Rows without a vector (NaN), and rows whose cosine is at most the scope's mean cosine, have a
-    nearness of 0. A cosine of 1 gives the nearness 1. The nearness of each row is then multiplied
+    Rows without a vector (NaN), and rows whose cosine is at most the mean cosine of the rows, have
+    a nearness of 0. A cosine of 1 gives the nearness 1. The nearness of each row is then multiplied
     by `VectorCalibration.trust`, a factor from 0 to 1 that measures how well the vectors separate
     related rows from random rows.
     """
@@ -468,8 +470,8 @@ def compute_word_information_nats(term: Term, row_count: int) -> float:
     the word.
 
     If the word's frequency in the query's language is known, the share is the fraction of all
-    messages in that language that contain the word. Otherwise, the share is estimated from the rows
-    in the scope, except that `_UNLISTED_FREQUENCY` is used for part of a speaker's name. When the
+    messages in that language that contain the word. Otherwise, the share is estimated from the
+    searched rows, except that `_UNLISTED_FREQUENCY` is used for part of a speaker's name. When the
     share is estimated, one of the rows that contain the word is not counted, so that a word that
     occurs in only one row is treated as rare. A word that occurs in most messages carries little
     information.
@@ -491,14 +493,15 @@ def _compute_evidence_in_nats_by_word(
     This evidence is measured in nats. The evidence of a word is its information content (see
     `compute_word_information_nats`), with two exceptions.
 
-    First, if a word's frequency in the language is unknown, its information content is estimated
-    from the rows in the scope and then doubled, up to a maximum. Without doubling, a word contained
-    in two of n rows would provide only about ln n nats of evidence. Evidence of only ln n nats
-    would be cancelled out, because ln n nats are subtracted from the best row's evidence to correct
-    for the evidence that the best of n random rows has by chance.
+    First, if a word's information content is estimated from the searched rows, it is doubled, up to
+    a maximum. Without doubling, a word contained in two of n rows would provide only about ln n
+    nats of evidence. Evidence of only ln n nats would be cancelled out, because ln n nats are
+    subtracted from the best row's evidence to correct for the evidence that the best of n random
+    rows has by chance.
 
-    Second, a word that occurs in nearly all rows provides no evidence, unless every word of the
-    query occurs in nearly all rows.
+    Second, a word that occurs in nearly all rows, or that names the person whom nearly all rows are
+    about, provides no evidence. If this is true of every word of the query, all of them provide
+    evidence.
 
     Rows that consist only of a question are ignored when a word's information content is computed.
     """
@@ -528,7 +531,7 @@ def is_word_in_nearly_all_rows(word_row_count: int, row_count: int) -> bool:
     """Return whether a word is too common to indicate which rows are relevant.
 
     `word_row_count` is the number of rows that contain the word, and `row_count` is the number of
-    all rows in the scope.
+    all searched rows.
     """
     return row_count >= _MIN_ROWS_NEARLY_ALL and word_row_count >= _NEARLY_ALL * row_count
 
@@ -536,7 +539,7 @@ def is_word_in_nearly_all_rows(word_row_count: int, row_count: int) -> bool:
 def compute_word_weight(term: Term, row_count: int) -> float:
     """Return the weight of a word in a row's score.
 
-    Words that are rare in the rows of the scope or in the language have a higher weight.
+    Words that are rare in the searched rows or in the language have a higher weight.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
     return inverse_document_frequency(_count_rows_with_word(term, row_count), row_count) * math.pow(
@@ -593,8 +596,8 @@ class _WordScores(NamedTuple):
     Attributes:
         own: The score of the row's own words; float32[n].
         shared: The score of the words in the row and in its neighbours; float32[n].
-        thread: The score of the row's thread; float32[n].
-        evidence: The evidence of the row's words in nats; float32[n].
+        thread: The amount that the row gains from the score of its thread; float32[n].
+        evidence: The evidence of the words in the row and in its neighbours, in nats; float32[n].
     """
 
     own: Scores
@@ -667,10 +670,9 @@ def _score_rows_by_words(
 
 @dataclass(frozen=True)
 class RowContexts:
-    """The context of each row, which consists of its neighbours in the thread and its recency.
+    """The context of each row, which consists of its thread, its neighbours and its recency.
 
-    This object is computed once for the rows of a scope by
-    `build_row_contexts`, and reused by many searches.
+    `build_row_contexts` computes this object. Searches of the same rows can share it.
 
     Each row receives a share of the scores of its neighbours in the same thread. Rows i and i + k
     are neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of
@@ -697,11 +699,11 @@ class RowContexts:
 def build_row_contexts(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
-    """Find each row's neighbours, and compute the share of their scores that the row receives.
+    """Build the context of each row.
 
     Args:
         thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
-            are adjacent, in its order.
+            are adjacent and in message order.
         lengths: The number of words in each row; float[n].
         ends_with_question: Whether a row ends with a question; bool[n].
         sent_at: The time of each row's message, NaN if unknown; float[n].
@@ -738,9 +740,9 @@ def build_row_contexts(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Raise each row's score to its neighbours' highest weighted score, if that is higher.
+    """Raise each row's score to the highest share of a neighbour's score, if that is higher.
 
-    The result is float32[..., n].
+    The scores, and the result, are float32[..., n].
     """
     best = scores.copy()
     steps: Sequence[tuple[float, Scores, Scores]] = list(

@@ -82,15 +82,13 @@ class SearchQuery:
 
     text: str
     mode: Mode = "hybrid"
-    # whether a row's score also depends on its neighbouring rows, its speaker and its date
+    # whether a row's score also depends on its neighbours, its thread, its recency and `during`
     context: bool = True
-    explain: bool = False
+    explain: bool = False  # whether results contain the parts of their scores
     weights: Weights = field(default_factory=Weights)
-    during: tuple[float, float] | None = (
-        # The period that the query asks about: its start (inclusive) and end (exclusive) as Unix
-        # timestamps in seconds. Rows with messages from this period score higher.
-        None
-    )
+    # The period that the query asks about: its start (inclusive) and end (exclusive) as Unix
+    # timestamps in seconds. Rows with messages from this period score higher.
+    during: tuple[float, float] | None = None
     min_score: float | None = None  # lowest score of a result
     # the query's vector; if it is None although `is_embedded` is true, the search uses keywords
     # only
@@ -264,9 +262,9 @@ class Searcher:
         min_score = -math.inf if query.min_score is None else query.min_score
         has_vector_scores = "vector" in ranked.parts
 
-        def is_result(place: int) -> bool:
+        def is_result(row_index: int) -> bool:
             """Return whether the score of a row is high enough for it to be a search result."""
-            score = ranked.scores[place]
+            score = ranked.scores[row_index]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
         best = takewhile(
@@ -296,7 +294,8 @@ class Searcher:
         """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # Synonyms are not looked up if the index contains keyed hashes instead of words.
+        # Synonyms are looked up only if the search also compares vectors, and not if the index
+        # contains keyed hashes instead of words.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words_with_stems(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -383,7 +382,10 @@ class Searcher:
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Log a warning, once, if items lack vectors, because search results do not reveal this."""
+        """Log a warning if items lack vectors, because search results do not reveal this.
+
+        The warning is logged only once per store.
+        """
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
@@ -399,18 +401,19 @@ class Searcher:
 
     @property
     def awaits_vectors(self) -> bool:
-        """Whether the model that computes the query vectors runs in another process."""
+        """Whether query vectors are computed by a model that may run outside this process."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
     async def add_query_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
-        """Compute the vector of a query if the embedding model runs in another process.
+        """Compute the vector of a query if the model may run outside this process.
 
         Return a copy of the query that contains the vector. If no vector could be computed, the
         vector in the copy is None, and the search uses keywords only.
 
-        The model is awaited in the caller's event loop, so that no worker thread is blocked.
+        The model is awaited in the caller's event loop, so that no thread of the reading pool is
+        blocked.
         """
         if query is None or not self.awaits_vectors:
             return query
@@ -471,9 +474,10 @@ class Searcher:
 def _find_mentioned_actor_codes_and_name_words(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
-    """Return the actors that the query mentions by name, and all words in their names.
+    """Return the numbers of the speakers whom the query mentions, and all words in their names.
 
-    Actors whose name is only a role, such as "user", are never returned.
+    Speakers whose name is only a role, such as "user", are never returned. If there are more than
+    `_MAX_NAMED_ACTORS` speakers, none is returned.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -517,7 +521,7 @@ def _find_words_naming_main_person(pool: CandidatePool) -> set[str]:
 
 
 def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
-    """Yield all rows by score, highest first.
+    """Yield all row indexes by score, highest first. Rows with equal scores are ordered by id.
 
     To save time, only the best `count` rows and any rows tied with the last of them are sorted at
     first. The remaining rows are sorted only if the caller continues iterating after these rows.

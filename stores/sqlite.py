@@ -36,24 +36,25 @@ class SQLiteStore(WholeStore):
         index: The embedder. `"offline"` is the English table in the package, over all text of a
             value. A dict is langgraph's `IndexConfig` (`embed`, `dims`, `fields`). With None,
             searches use words only. `fields`, or `text_fields` as langgraph's SQLite store calls
-            it, also selects the text that is searched by words. Without it, the fields of the last
-            opening are used.
+            it, also selects the text that is searched by words. If neither is given, the paths
+            recorded in the file are used.
         ttl: langgraph's `TTLConfig`, in minutes.
-        key: The key that encrypts values, provenance, words and vectors with AES-GCM. Namespaces,
-            keys and times are not encrypted. It has 16, 24 or 32 bytes, or is the same in
-            hexadecimal. The default is the environment variable `PERDURE_KEY`, if it is set.
+        key: The encryption key of 16, 24 or 32 bytes, as bytes or in hexadecimal. Values,
+            provenance, words and vectors are encrypted with AES-GCM. Namespaces, the keys of items
+            and times are not encrypted. The default is the environment variable `PERDURE_KEY`, if
+            it is set.
         text_index: With a key, how the words of an item are stored. `"sealed"` encrypts them.
             `"keyed"` stores keyed hashes: indexes load faster, typing errors are not corrected, and
             the file reveals which items share words.
         vectors: The number type in which vectors are stored. None uses the type of the file, or
             `"int8"` in a new file, which takes a quarter of the space of `"float32"`.
         approximate_above: The number of vectors in a namespace above which search is approximate.
-        index_bytes: The memory for the search indexes of namespaces, in bytes. The least recently
-            searched indexes are dropped and loaded again when needed. The last searched index
-            stays.
+        index_bytes: The memory for the search indexes of namespaces, in bytes. If it is exceeded,
+            the least recently searched indexes are dropped, and loaded again when needed. The index
+            that was searched last is never dropped.
         max_value_bytes: The maximum size of a value as JSON.
-        synchronous: With `"full"`, the default, an acknowledged write survives a power cut. With
-            `"normal"`, it survives a crash of the process.
+        synchronous: With `"full"`, the default, a put that has returned survives a power cut. With
+            `"normal"`, it survives a crash of the process only.
         read_only: Whether to open for reading only. Nothing is created, and reads do not restart
             times to live.
         timeout_s: The time in seconds to wait for another process that is writing.

@@ -1,8 +1,8 @@
 """Public methods of stores and of scopes, which are stores limited to a namespace prefix.
 
-Read methods block, and their async variants run them in a worker thread. Each write method is
-implemented as one coroutine for blocking and async callers (see `perdure.effects`). Methods that
-act on all namespaces of a database are in `perdure.stores.whole_store`.
+Read methods block, and their async variants run them in a thread of the reading pool. Each write
+method is implemented as one coroutine for blocking and async callers (see `perdure.effects`).
+Methods that act on all namespaces of a database are in `perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Store(BaseStore):
         Reads see the state before the batch. If the batch contains several puts of one key, only
         the last one is written. A `PutItem` supports all options of `put`, whereas langgraph's
         `PutOp` supports neither provenance nor conditions. A read with `refresh_ttl=True`
-        (langgraph's default) refreshes the TTLs of the items that it returns, unless the store was
+        (langgraph's default) restarts the TTLs of the items that it returns, unless the store was
         opened with `ttl={"refresh_on_read": False}`.
 
         Args:
@@ -116,10 +116,10 @@ class Store(BaseStore):
         return results
 
     async def _embed_query_of_search_op(self, op: Op | PutItem) -> SearchQuery | None:
-        """Embed a search query if vectors are computed by another process, such as a model server.
+        """Embed a search query if the model may run outside this process, such as a model server.
 
-        Return the query with its vector. Return None if the operation is not a search, or if this
-        process computes vectors itself.
+        Return the query with its vector. Return None if the operation is not a search, or if the
+        model runs in this process, so that the search itself can call it.
         """
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
@@ -138,7 +138,7 @@ class Store(BaseStore):
                 "ListNamespacesOp"
             )
         # In LangGraph's operations, `refresh_ttl` defaults to True, so True means that the store's
-        # configuration decides. False prevents the read from refreshing TTLs.
+        # configuration decides. False prevents the read from restarting TTLs.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -338,16 +338,16 @@ class Store(BaseStore):
             mode: "hybrid" searches by words and vectors, "text" by words, "semantic" by vectors.
             provenance: A filter on the provenance.
             as_of: A moment of the past to search, or None for the present.
-            context: Whether neighbours in the thread, speakers and `during` count. They need
-                provenance.
+            context: Whether neighbours in the thread, the thread as a whole, recency and `during`
+                count. They need provenance.
             explain: Whether each result has the parts of its score.
             weights: The weight of each part of a score, such as `Weights(recency=0.2)`. None means
                 the defaults.
             during: The start and end of the period that the query is about, such as last week.
                 Items from it score higher (`Weights.date`). Other items are still found.
-            min_score: The lowest score to return. It means the same in every search: 1 is the score
-                of an item with all words of the query or with its exact vector, and 0.3 excludes
-                most unrelated items.
+            min_score: The lowest score to return. It means the same in every search: 0.5 is the
+                score that the best of so many items has by chance, and a higher score is evidence
+                that the item has to do with the query. `recall` uses 0.59.
             newest_first: Without a query, whether the newest items of a namespace come first.
 
         Returns:
@@ -408,7 +408,7 @@ class Store(BaseStore):
     ) -> list[Namespace]:
         """Return the namespaces that contain items, sorted.
 
-        Perdure's internal namespaces are omitted if no prefix is given or if the prefix begins with
+        perdure's internal namespaces are omitted if no prefix is given or if the prefix begins with
         `"*"`. `prefix=("perdure",)` lists them.
 
         Args:
@@ -668,7 +668,7 @@ class Store(BaseStore):
     # -- other views of it
 
     def without_refresh(self) -> Store:
-        """Return a view of this store whose reads do not refresh TTLs."""
+        """Return a store with the same database whose reads do not restart TTLs."""
         ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
         return Store(replace(self._parts, ttl=ttl))
 
@@ -686,7 +686,7 @@ class Store(BaseStore):
         Args:
             prefix: The labels of the prefix, at least one.
             max_items: The maximum number of items under the prefix, or None.
-            max_bytes: The maximum bytes of their JSON, or None.
+            max_bytes: The maximum total size of these items' JSON in bytes, or None.
 
         Raises:
             InvalidNamespace: The prefix is not valid, or is empty.

@@ -2,10 +2,10 @@
 
 A token is a stem ("running" and "runs" become "run"), a number, or a word in a script without a
 stemmer. In Chinese, Japanese, Korean and similar scripts, a token is a pair of neighbouring
-characters. Emoji, currency signs and other symbols are also tokens. A word that contains a symbol
-yields two tokens, one with the symbol and one without it ("c#" and "c"). Stop words are kept in
-documents and dropped from queries. If a query consists only of stop words, it is searched as if
-they were ordinary words.
+characters (in documents, each single character is a token too). Emoji, currency signs and other
+symbols are also tokens. A word that contains a symbol yields two tokens, one with the symbol and
+one without it ("c#" and "c"). Stop words are kept in documents and dropped from queries. If a query
+consists only of stop words, it is searched as if they were ordinary words.
 
 The package contains two tables. For each English stem, the synonym table lists the stems with the
 most similar embeddings and their cosine similarities. The synonym table was computed by
@@ -117,7 +117,8 @@ def tokenize(text: str) -> list[str]:
     """Return all tokens of a document in order, including repeated ones.
 
     In a script without spaces between words, each pair of neighbouring characters is a token. Each
-    single character is also a token, so that a one-character query finds the document.
+    single character is also a token, so that a one-character query finds the document. For a
+    document in a language other than English, the stems in its language are added at the end.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
@@ -240,6 +241,8 @@ def detect_language(text: str) -> str:
         lists_by_language, key=lambda name: tuple(map(count_stop_words, lists_by_language[name]))
     )
     foreign_only, stops = lists_by_language[best_language]
+    # One stop word of the language is enough if the text has letters outside ASCII; otherwise, two
+    # are needed. In both cases, there must be more of them than stop words that are only English.
     min_count = max(2 - (not text.isascii()), count_stop_words(STOP_WORDS - stops) + 1)
     return best_language if count_stop_words(foreign_only) >= min_count else ENGLISH
 
@@ -269,7 +272,7 @@ def collect_non_english_stop_words() -> frozenset[str]:
     Words that are also English stop words are left out.
     """
     return frozenset().union(
-        *(telling for telling, _ in _load_non_english_and_all_stop_words().values())
+        *(foreign_words for foreign_words, _ in _load_non_english_and_all_stop_words().values())
     )
 
 
@@ -316,7 +319,8 @@ def is_eligible_for_spelling_correction(token: str) -> bool:
 def _iter_words(text: str) -> Iterator[str]:
     """Yield the words of a text in lower case.
 
-    Accents and contracted endings such as "n't" are removed.
+    Accents and contracted endings such as "n't" are removed. A word that mixes scripts with and
+    without spaces between words is split where the script changes.
     """
     if text.isascii():
         yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
@@ -375,7 +379,8 @@ def _strip_contraction(word: str) -> str:
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yield each word of a text that is not a stop word, with its stem in the given language.
 
-    Nothing is yielded if the language is English or has a non-Latin script.
+    Words that contain other than Latin letters are skipped. Nothing is yielded if the language is
+    English or has a non-Latin script.
     """
     if language in (ENGLISH, NON_LATIN):
         return
@@ -509,6 +514,7 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
     [0.009, 0.0]
     """
     words, rarity = _load_word_frequencies(language)
+    # In the frequency list, zeros stand for all numbers of the same length.
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
     # A token that is longer than every token in the frequency list is not looked up, because numpy
     # would first copy the entire list to an array of longer strings.
@@ -524,7 +530,7 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
 def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """Load the sorted tokens of a language and their frequencies.
 
-    A relative frequency f is stored as -16 ln(f), rounded to an integer.
+    A relative frequency f is stored as `-STEPS_PER_NAT * ln(f)`, rounded to an integer.
 
     Takes 2 ms.
     """
@@ -571,11 +577,11 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     """Return likely corrections of a misspelt word, closest first.
 
     Equally similar words are returned in alphabetical order. The edit distance between a misspelt
-    word and its correction is at most 1, or at most 2 if both have at least six letters. A
-    correction begins with the same letter as the misspelt word, unless the two words end with the
-    same two letters and the longer one has at least six letters. A word in the English frequency
-    list is corrected to another word in that list only if one of the two words is a prefix of the
-    other.
+    word and its correction is at most 1, or at most 2 if both have at least six letters. It is at
+    most 30 % of the length of the longer word. A correction begins with the same letter as the
+    misspelt word, unless the two words end with the same two letters and the longer one has at
+    least six letters. A word in the English frequency list is corrected to another word in that
+    list only if one of the two words is a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
