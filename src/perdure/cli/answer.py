@@ -1,6 +1,7 @@
 """Implement `perdure answer`, which answers a graph's interrupt and resumes the run.
 
-The run continues in this process, or on the server given by `--url`.
+An open question is an interrupt that has not been answered. The run continues in this process, or
+on the server given by `--url`.
 """
 
 from __future__ import annotations
@@ -452,8 +453,12 @@ def _choose_graph_name(
     Args:
         head: The head of the thread.
         graph_names: The graphs of the langgraph.json.
-        requested_name: The graph that the user named, or None for the graph of the thread's last
-            run.
+        requested_name: The graph that the user named. None means the graph of the thread's last run
+            or, if `graph_names` does not contain it, the only graph of the langgraph.json.
+
+    Raises:
+        ConfigurationError: The user named no graph, the graph of the last run is unknown, and the
+            langgraph.json does not name exactly one graph.
     """
     last = head.metadata.get("graph_id")
     name = requested_name or (
@@ -554,8 +559,8 @@ def _answer_question_on_server(
         for interrupts in new_thread["interrupts"].values()
         for question in interrupts
     ]
-    idle = "idle" if new_thread["status"] == "idle" else "unfinished"
-    status = "waiting" if open_questions else idle
+    status_without_questions = "idle" if new_thread["status"] == "idle" else "unfinished"
+    status = "waiting" if open_questions else status_without_questions
     texts = "; ".join(
         format_as_single_line(_convert_to_str_or_json(question), _MAX_TEXT)
         for question in open_questions
@@ -571,7 +576,8 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     """Connect to a server, and convert its HTTP errors to errors with one-line messages.
 
     Raises:
-        ConfigurationError: The server cannot be reached, or refuses the key.
+        ConfigurationError: The server cannot be reached, refuses the key, or replies with an error
+            that does not concern the thread or the answer.
         typer.Exit: The server has no such thread, or refuses the answer.
     """
     import httpx

@@ -127,8 +127,10 @@ def main() -> None:
     """Run the command given in `sys.argv`, and exit with its exit code.
 
     Exit code 0 means success. Exit code 1 means that nothing matched, a check failed or the user
-    declined. Exit code 2 means an error, which is printed to stderr on one line. Exit code 130
-    means that the command was interrupted with Ctrl-C.
+    declined, or that an unexpected error occurred, whose traceback is printed to stderr. Exit code
+    2 means any other error, which is printed to stderr on one line. If the command line is invalid,
+    the usage of the command is printed before this line. Exit code 130 means that the command was
+    interrupted with Ctrl-C.
     """
     try:
         if sys.stdout is None:
@@ -141,6 +143,7 @@ def main() -> None:
         code = 0
     except OSError as exc:
         code = _report_error(str(exc))
+        # Writing to stdout may have failed. Do not let Python flush it again at exit.
         sys.stdout = None
     except PerdureError as exc:
         code = _report_error(str(exc))

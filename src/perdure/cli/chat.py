@@ -96,7 +96,7 @@ def chat(
         # memories from the thread.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
-        session.check_may_continue_thread()
+        session.check_may_continue_thread_and_inherit_metadata()
         if message is None and sys.stdin.isatty():
             _print_purpose_model_and_commands(database)
         if not no_memory:
@@ -121,7 +121,7 @@ def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
 
 
 def _extract_memories(database: CommandDatabase) -> None:
-    """Extract the memories that earlier, interrupted runs did not extract."""
+    """Extract memories from messages that an interrupted run has left unread."""
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_memories_of_due_threads(database)
@@ -164,15 +164,12 @@ class _ChatSession:
             "callbacks": [record_views(database.saver)],
         }
 
-    def check_may_continue_thread(self) -> None:
-        """Check that the user is allowed to continue the thread.
-
-        Copy some metadata from the thread's head (its latest checkpoint) to the config for new
-        runs.
+    def check_may_continue_thread_and_inherit_metadata(self) -> None:
+        """Check that the chat may continue the thread, and copy metadata of the head to `config`.
 
         Raises:
-            ConfigurationError: The thread belongs to another user, or another graph has to resume
-                it first.
+            ConfigurationError: The thread belongs to another user, or its last run must be finished
+                by another graph first.
         """
         from perdure.checkpointers.owner_record import may_owners_be_organisations
 
@@ -217,8 +214,8 @@ class _ChatSession:
 
         Args:
             update: The input of the graph. None continues an interrupted turn.
-            failure_note: A sentence for the error message, which says what is stored if the model
-                does not answer.
+            failure_note: The last sentence of the error message if the model does not answer. It
+                says what has been stored.
 
         Raises:
             StorageUnavailable: Another run of the thread did not end in time.
@@ -239,7 +236,7 @@ class _ChatSession:
                 ) from exc
             # Another process may have changed the thread while this process was waiting for the
             # lock.
-            self.check_may_continue_thread()
+            self.check_may_continue_thread_and_inherit_metadata()
             self._stream_answer(update, failure_note)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+# The importers import these functions from this module.
 from perdure.memory.message_forms import MalformedPart as MalformedPart
 from perdure.memory.message_forms import derive_id as derive_id
 from perdure.memory.message_forms import get_by_path as get_by_path
@@ -43,10 +44,11 @@ class Problem(NamedTuple):
 
 
 class MessageNode(NamedTuple):
-    """A message of a tree.
+    """A message of a conversation's tree.
 
     Attributes:
-        parent: The id of the previous message, or None for a first message.
+        parent: The key of the previous message in `Conversation.nodes`, or None for a first
+            message.
         message: The message.
         created_at: The time of the message in seconds since 1970, or None.
     """
@@ -61,9 +63,9 @@ class SavedText(NamedTuple):
 
     Attributes:
         project: The project that the document belongs to, or None for a memory.
-        key: The key of the memory, or of the item.
+        key: The key under which the text is put into the store.
         text: The text.
-        metadata: Other fields of the item.
+        metadata: The other fields of a document's store item.
     """
 
     project: str | None
@@ -95,12 +97,16 @@ class Conversation:
 
     Attributes:
         id: The id of the conversation, from which the thread id is made.
-        metadata: The fields of `IMPORTED_KEYS`. Times are in seconds since 1970 (UTC).
-        nodes: The messages by id. Parents come before their children, and the main branch last.
-        leaf: The id of the message at the end of the main branch.
+        metadata: The fields of `perdure.checkpointers.titles.IMPORTED_KEYS`. Times are in seconds
+            since 1970 (UTC).
+        nodes: The messages by key. The key is the id of the message, or a derived id if the id is
+            already in use (see `add_message`). Parents come before their children, and the main
+            branch last.
+        leaf: The key of the message at the end of the main branch.
         left_out: The number of skipped messages and parts by kind, such as thinking.
         problems: The malformed parts of the conversation that were skipped.
-        unnamed: The source of the conversation if its id is provisional, else None.
+        unnamed: The source of the conversation if the source contains no id, so that `id` is
+            provisional; otherwise None.
         former_texts: By message id, the text that an earlier version of perdure imported, if that
             version skipped the message or a part of the message.
         is_archived: Whether the conversation is part of a person's archive, which contains the
@@ -122,10 +128,10 @@ class Conversation:
     def find_message_creation_time(self, key: str | None) -> float:
         """Return a message's timestamp in seconds since the Unix epoch.
 
-        If the message has no timestamp, use the timestamp of the nearest earlier message that has
-        one. If no earlier message has a timestamp, fall back to the conversation's update time, or
-        else to its creation time. If the conversation has neither an update time nor a creation
-        time, return infinity.
+        If the message has no timestamp, use the timestamp of its nearest ancestor that has one. If
+        no ancestor has a timestamp, fall back to the conversation's update time, or else to its
+        creation time. If the conversation has neither an update time nor a creation time, return
+        infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -134,7 +140,7 @@ class Conversation:
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
     def list_message_ids_from_root(self, key: str | None) -> list[str]:
-        """Return the ids of a message and all its ancestors, oldest first."""
+        """Return the keys of a message and all its ancestors, oldest first."""
         keys = []
         while key is not None:
             keys.append(key)
@@ -155,10 +161,14 @@ class Conversation:
     ) -> str:
         """Add a message after its parent.
 
+        If a different message with the same id was added before, the new message is skipped, and a
+        problem is added. With `is_variant`, the new message is added under a derived id instead.
+
         Args:
             message: The message.
             parent: The key of the parent, or None for a first message.
-            created_at: The time of the message, if the message itself has none.
+            created_at: The time of the message in seconds since 1970, or None for the time that the
+                message itself contains.
             is_variant: Whether the message may be another version of a message with the same id.
 
         Returns:
@@ -185,6 +195,9 @@ class Conversation:
         leaf_id: str,
     ) -> None:
         """Add the messages of an exported tree, in which a single node can hold several messages.
+
+        If the parent of a node is missing, or if a node is its own ancestor, the node becomes a
+        root node.
 
         Args:
             parents: For each node of the tree, the id of its parent, or None for a root node.
@@ -221,6 +234,7 @@ class Conversation:
 
         leaf = leaf_id if leaf_id in parents else next(reversed(parents), None)
         main = dict.fromkeys(list_new_ancestors(leaf))
+        # Add the nodes of the main branch last; see `nodes`.
         for end in [*(key for key in parents if key not in main), leaf]:
             for key in list_new_ancestors(end):
                 last = last_messages.get(parents[key])
@@ -239,8 +253,8 @@ def build_conversation_without_messages(
     """Build a conversation without messages.
 
     Args:
-        export_id: The id of the conversation. If the name is not a text, an id is derived from
-            `fallback_id_sources`.
+        export_id: The id of the conversation in the export. If it is not a non-empty string, an id
+            is derived from `fallback_id_sources`.
         export: The JSON object of the conversation.
         export_field_by_own_field: For each field of `IMPORTED_KEYS`, the name of the field in the
             export.
@@ -324,7 +338,8 @@ def iter_json_values_with_positions(text: str) -> Iterator[tuple[int, Any]]:
 
     Yields:
         The number of the value and the value. The number is the position in the array, or the line
-        in the file, counted from 1. A value that cannot be parsed is a `MalformedPart`.
+        in the file, counted from 1. Instead of a value that cannot be parsed, a `MalformedPart` is
+        yielded. In an array, nothing is read after such a value. Otherwise, the next line is read.
     """
     decoder = json.JSONDecoder()
     position = _skip_spaces(text, 0)

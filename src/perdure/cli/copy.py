@@ -48,31 +48,36 @@ def copy(
     def advance(count: int) -> None:
         nonlocal row_count
         row_count += count
-        show(None, row_count)
+        update_bar(None, row_count)
 
     def create_indexes() -> None:
-        for path in old.store.indexes() if old.store is not None else ():
+        for path in source_database.store.indexes() if source_database.store is not None else ():
             # Some target databases do not support indexes on fields inside stored values.
             with suppress(ConfigurationError):
-                new.store.create_index(path)
+                target_database.store.create_index(path)
 
     with (
-        open_database_to_copy(source, _read_encryption_key_file(from_key_file)) as old,
-        open_database(target, create=True, key=_read_encryption_key_file(to_key_file)) as new,
+        open_database_to_copy(source, _read_encryption_key_file(from_key_file)) as source_database,
+        open_database(
+            target, create=True, key=_read_encryption_key_file(to_key_file)
+        ) as target_database,
         print_progress_on_interrupt(lambda: f"{format_count(row_count, 'row')} copied so far"),
-        progress_bar("copying", "row") as show,
+        progress_bar("copying", "row") as update_bar,
     ):
         table_pairs = list[tuple[Tables, Tables]]()
-        if old.saver is not None:
+        if source_database.saver is not None:
             table_pairs.append(
                 (
-                    ThreadTables.from_checkpointer(old.saver),
-                    ThreadTables.from_checkpointer(new.saver),
+                    ThreadTables.from_checkpointer(source_database.saver),
+                    ThreadTables.from_checkpointer(target_database.saver),
                 )
             )
-        if old.store is not None:
+        if source_database.store is not None:
             table_pairs.append(
-                (StoreTables.from_store(old.store), StoreTables.from_store(new.store))
+                (
+                    StoreTables.from_store(source_database.store),
+                    StoreTables.from_store(target_database.store),
+                )
             )
         database_copy = DatabaseCopy(table_pairs, advance, create_indexes)
         database_copy.run()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Matches a password parameter in a Postgres DSN, in URI or keyword/value format.
 _PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"
-# Maximum number of ids that the report lists per rule.
+# Maximum number of ids that `perdure retain` prints for each kind of removed data.
 _MAX_NAMED_IDS: Final = 20
 
 

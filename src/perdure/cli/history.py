@@ -56,7 +56,7 @@ _DATA_URL: Final = re.compile(
 _MAX_QUESTION: Final = 500
 # Maximum number of checkpoints, latest first, whose metadata is searched for actions by other
 # users.
-_LABELLED_CHECKPOINTS: Final = 200
+_MAX_SEARCHED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
 
@@ -92,7 +92,7 @@ def history(
         items = database.saver.history(thread_id, channel=channel, checkpoint_id=checkpoint_id)
         title = read_import_metadata(database.saver, thread_id, head.metadata).get("title")
         newest = database.saver.checkpoints(
-            thread_id, checkpoint_ns="", limit=_LABELLED_CHECKPOINTS
+            thread_id, checkpoint_ns="", limit=_MAX_SEARCHED_CHECKPOINTS
         )
     if json:
         print_json([_build_item_json(item) for item in items])
@@ -163,6 +163,7 @@ def render_heading(item: HistoryItem) -> OutputLine:
 
     The status mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is
     the message's creation time or, if the message has none, the time at which it was first stored.
+    An item that is not a message has no author and no model.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -182,8 +183,8 @@ def render_heading(item: HistoryItem) -> OutputLine:
 def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
-    The lines of the content come first. A content block without text is represented by its type
-    name. The lines of the tool calls follow.
+    The lines of the content come first, and those of the tool calls follow. A content block without
+    text is represented by its type and its file's name or URL.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -203,7 +204,7 @@ def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
 def _render_content_text(content: Any) -> str:
     """Return the content of a message, or any other channel value, as text.
 
-    Content blocks without text are rendered as their type and name. A value that is neither text
+    Content blocks without text are rendered by `render_block_name`. A value that is neither text
     nor a list of content blocks is rendered as JSON.
     """
     if isinstance(content, str):
@@ -246,7 +247,10 @@ def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
 
 
 def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputLine]:
-    """Yield the lines of a tool's input or output, with JSON indented and data URLs shortened."""
+    """Yield the lines of a tool's input or output.
+
+    JSON is indented. Data URLs are replaced with their media types and sizes.
+    """
     text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
         # The text may look like JSON without being valid JSON.
@@ -316,11 +320,11 @@ def show(
 
 
 def _build_checkpoint_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:
-    """Build the tree of a thread's checkpoints, with one branch for each subgraph.
+    """Build the tree of a thread's checkpoints, with one subtree for each subgraph's namespace.
 
     Args:
         heading: The text at the root.
-        status: A phrase about the status of the thread, or "".
+        status: The status of the thread, from `describe_status`.
         checkpoints: The checkpoints of all checkpoint namespaces, newest first.
     """
     from rich.text import Text
@@ -345,7 +349,7 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
 
     A checkpoint's only child is added as a sibling rather than nested, so that a thread without
     forks is printed as a flat list. If a checkpoint has several children, they are nested below the
-    checkpoint as forks.
+    checkpoint as forks. All descendants of a fork up to the next fork are nested below the fork.
     """
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:

@@ -55,6 +55,7 @@ _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
 # Maximum compression ratio (unpacked size / packed size) of a file in a ZIP archive. The ratio is
 # checked only for files larger than `_ALWAYS_UNPACKED_BYTES`. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
+# Matches the names of the files in an export that contain conversations.
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 # Matches the names of the files in a Claude export that contain memories, projects or chats.
 _CLAUDE_FILES: Final = re.compile(
@@ -65,6 +66,7 @@ _CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
+# Matches the names of the files with metadata that macOS adds to ZIP archives.
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
 # Maximum nesting depth to which a JSON value is searched for conversations. In the page of a shared
 # link, for example, the conversation is nested in other objects.
@@ -333,10 +335,11 @@ def _starts_with(source: IO[bytes], prefix: bytes) -> bool:
 
 
 class _ConversationFilesReader:
-    """Reads the files of one import.
+    """Reads the files of one import, except databases.
 
     Attributes:
-        conversations: Conversations that are one object in their file.
+        conversations: Conversations that are one object in their file. `build_conversations` adds
+            the other conversations.
         texts: Memories and documents.
         batches: Requests of OpenAI batches, and their answers, which may be in another file.
     """
@@ -351,7 +354,7 @@ class _ConversationFilesReader:
         self._files: list[_FileParts] = []
 
     def build_conversations(self) -> list[Conversation]:
-        """Return the conversations of all files."""
+        """Return the conversations of all files. Call this method once, after reading all files."""
         self._report.skipped += self.batches.import_requests_with_answers()
         for parts in self._files:
             conversations = [
@@ -376,20 +379,21 @@ class _ConversationFilesReader:
         Raise ImportFailed if the file or folder contains nothing to import.
         """
         label = "stdin" if path == Path("-") else str(path)
-        is_any, reason, location = False, "", ""
+        has_conversations, reason, location = False, "", ""
         try:
             for name, data in _iter_conversation_files(path, label, source, self._report):
                 location = "" if name == label else f"{name!r}, "
                 text = data.decode(jsonlib.detect_encoding(data))
                 problem = self._read_conversations_or_explain_failure(name, label, text, location)
-                is_any, reason = is_any or problem is None, reason or problem or ""
+                has_conversations = has_conversations or problem is None
+                reason = reason or problem or ""
         except zipfile.BadZipFile as exc:
             raise ImportFailed(f"{label!r} cannot be unpacked: {exc}") from exc
         except UnicodeDecodeError as exc:
             raise ImportFailed(
                 f"{label!r} is not UTF-8 text: {location}invalid byte at offset {exc.start}"
             ) from exc
-        if not is_any:
+        if not has_conversations:
             raise ImportFailed(
                 f"{label!r} {reason or 'contains no conversations'}; expected one of these: an "
                 "export of ChatGPT or Claude (ZIP, folder, conversations.json); an export of "
@@ -402,15 +406,22 @@ class _ConversationFilesReader:
     ) -> str | None:
         """Read the conversations in the text of a file.
 
-        Return None if the text contains at least one conversation. Otherwise, return the reason why
-        the text contains no conversation, or "" if the reason is unknown.
+        Args:
+            file_name: The name of the file, which may be in a ZIP or a folder.
+            source_label: The name of the file, the ZIP or the folder to import.
+            text: The text of the file.
+            location: The name of the file for error messages, or "" if it equals `source_label`.
+
+        Returns:
+            None if the text contains something to import. Otherwise, the reason why it contains
+            nothing, or "" if the reason is unknown.
         """
         from perdure.cli.conversation import MalformedPart, Problem, iter_json_values_with_positions
         from perdure.cli.import_agents import SessionsReader
         from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import JsonLinesReader
 
-        file, is_any, reason = (
+        file, has_conversations, reason = (
             file_name if file_name == source_label else f"{source_label}/{file_name}",
             False,
             "",
@@ -423,11 +434,11 @@ class _ConversationFilesReader:
                     raise value
                 if not _collect_conversations_and_check_if_any(str(number), value, parts):
                     raise _build_no_conversation_error(value)
-                is_any = True
+                has_conversations = True
             except MalformedPart as exc:
                 reason = reason or _explain_missing_conversations(exc, location)
                 self._report.skipped.append(Problem(str(exc), f"{file_name}, {number}"))
-        return None if is_any else reason
+        return None if has_conversations else reason
 
 
 def _explain_missing_conversations(error: MalformedPart, location: str) -> str:
@@ -548,16 +559,18 @@ def _collect_conversations_and_check_if_any(
     collected_parts: _FileParts,
     remaining_depth: int = _MAX_DEPTH,
 ) -> bool:
-    """Collect the conversations in a JSON value and in its nested values.
+    """Collect the conversations, memories and documents in a JSON value and its nested values.
 
     Args:
         position_in_file: The position of the value in its file, such as "3.1".
         value: A value of JSON.
-        collected_parts: Receives the conversations.
-        remaining_depth: The number of levels that may still be searched.
+        collected_parts: Receives everything that is found.
+        remaining_depth: The number of levels that may still be searched. It is `_MAX_DEPTH` for a
+            value at the top level of its file. Only such a value can be a line of an archive, of a
+            session or of a list of messages.
 
     Returns:
-        Whether there was a conversation.
+        Whether there was anything to import.
     """
     from perdure.cli.import_lines import has_messages
     from perdure.cli.import_openai import convert_fine_tuning_example_to_conversation, is_batch_line

@@ -40,8 +40,11 @@ _PROGRAM_TEXT: Final = re.compile(
     r"\s*(<(command-|local-command|system-reminder|environment_context|user_instructions|"
     r"user_shell_command|turn_aborted|permissions)|Caveat: The messages below|# AGENTS\.md )"
 )
-"""The beginnings of texts that the agents store as messages of the user, who did not write them."""
+"""Matches the beginning of a text that the user did not write, although Claude Code or Codex stored
+it as a message of the user."""
 _SYSTEM_REMINDER: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
+# Names of the tool call arguments that describe the call in a few words. The first one that a call
+# has is used.
 _SUBJECT_ARGUMENTS: Final = (
     "command",
     "cmd",
@@ -52,11 +55,12 @@ _SUBJECT_ARGUMENTS: Final = (
     "url",
     "description",
 )
+# Names of the tool call arguments whose whole text is imported
 _TEXT_ARGUMENTS: Final = ("content", "new_string", "new_str", "prompt", "plan", "input", "patch")
 
 
 class SessionsReader:
-    """Collects the sessions of one file.
+    """Collects the Claude Code and Codex sessions of one file.
 
     Args:
         file: The path of the file.
@@ -76,6 +80,7 @@ class SessionsReader:
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):
             self._add_codex_line(str(kind), line["payload"], line.get("timestamp"))
+        # In the older format of Codex, the fields of an item are not nested in a `payload`.
         elif _is_old_codex_header(line) or (self._codex is not None and "sessionId" not in line):
             is_item = kind in _CODEX_ITEM_TYPES or "record_type" in line
             if not (is_item or _is_old_codex_header(line)):
@@ -116,6 +121,7 @@ class SessionsReader:
             if kind.endswith("title"):
                 titles = (get_by_path(line, str, name) for name in _CLAUDE_TITLE_FIELDS)
                 session.title = next(filter(None, titles), session.title)
+            # A line without a message can be the parent of a line with a message.
             if get_by_path(line, str, "uuid"):
                 session.parents[replace_surrogates(line["uuid"])] = _get_parent_id(line)
             return
@@ -164,7 +170,18 @@ class SessionsReader:
 
 
 class _Session:
-    """The data read so far for one session. See `Conversation` for the attributes."""
+    """The data read so far for one session.
+
+    Attributes:
+        id: The id of the session.
+        title: The title of the session, or "".
+        model: The model of the session, or "".
+        parents: For each line of the session that belongs to the tree, the id of its parent.
+        messages: The messages of each line. Some lines have none.
+        last: The id of the last line with messages.
+        source_count: See `Conversation.source_count`.
+        problems: For each malformed part that was skipped, the reason and the id of its line.
+    """
 
     def __init__(self, id: str) -> None:
         self.id, self.title, self.model = id, "", ""
@@ -218,7 +235,10 @@ def _convert_claude_code_message(
     message: Mapping[str, Any],
     created_at: float | None,
 ) -> list[BaseMessage]:
-    """Convert a Claude Code line to messages, at most one for text and one for tool calls."""
+    """Convert a Claude Code line to at most two messages.
+
+    The first message has the text. The second message has the tool calls and the names of files.
+    """
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -265,8 +285,8 @@ def _convert_codex_item_to_text_and_detect_document(
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert a Codex session item to text.
 
-    Return the text and a flag that is True if the text includes a document that was passed as a
-    tool call argument.
+    Return the text and a flag that is True if the text includes a shell command or a document that
+    was passed as a tool call argument.
     """
     if item_type == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
@@ -305,11 +325,14 @@ def _parse_tool_arguments(arguments: Any) -> Mapping[str, Any]:
 def _format_tool_call_and_detect_document(
     tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
-    """Return a tool call's text and a flag that is True if its arguments contain a document."""
+    """Return a tool call's text and whether the text includes a shell command or a document.
+
+    Documents are the arguments whose names are in `_TEXT_ARGUMENTS`.
+    """
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)
-    texts = [get_by_path(arguments, str, tool_name) for tool_name in _TEXT_ARGUMENTS]
+    texts = [get_by_path(arguments, str, name) for name in _TEXT_ARGUMENTS]
     texts = [text for text in texts if text.strip()]
     is_code = field in ("command", "cmd") and len(subject) > 0
     body = [format_code_block(subject, "bash")] if is_code else []

@@ -24,6 +24,7 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
+# For each field of `IMPORTED_KEYS`, the name of the field in the export
 _FIELD_NAMES: Final = {
     **{name: name for name in ("title", "create_time", "update_time", "gizmo_id")},
     "model": "default_model_slug",
@@ -50,28 +51,29 @@ _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
-def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
+def build_chatgpt_conversation(export: Mapping[str, Any]) -> Conversation:
     """Build a `Conversation` from a conversation in a ChatGPT export.
 
     Malformed messages are skipped, and are listed in the new conversation's `problems`.
     """
-    tree = _read_parents_and_messages_by_id(conversation)
-    name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
-    thread = build_conversation_without_messages(name, conversation, _FIELD_NAMES, sorted(tree))
-    if not tree and conversation.get("mapping") != {}:
-        thread.add_problem("'mapping' is missing or not an object")
+    tree = _read_parents_and_messages_by_id(export)
+    name = get_by_path(export, str, "conversation_id") or export.get("id")
+    conversation = build_conversation_without_messages(name, export, _FIELD_NAMES, sorted(tree))
+    if not tree and export.get("mapping") != {}:
+        conversation.add_problem("'mapping' is missing or not an object")
     parts: dict[str, _MessagePart] = {}
     for key, (_, message) in tree.items():
         # The root node of the tree has no message.
         if message is None:
             continue
-        thread.source_count += 1
+        conversation.source_count += 1
         try:
             part = _read_message_part(message)
+            # ChatGPT may store the same report in several messages. Import it once.
             if part.kind == _REPORT_KIND and any(
                 part.text == earlier.text for earlier in parts.values()
             ):
-                thread.left_out["hidden"] += 1
+                conversation.left_out["hidden"] += 1
             elif part.text.strip():
                 parts[key] = part
             elif part.kind not in _TEXT_KINDS or part.plain_text.strip():
@@ -82,25 +84,26 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
                     if part.is_hidden
                     else part.tool
                 )
-                thread.left_out[kind or part.kind] += 1
+                conversation.left_out[kind or part.kind] += 1
         except MalformedPart as exc:
-            thread.add_problem(str(exc), key)
+            conversation.add_problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    thread.add_message_tree(
+    conversation.add_message_tree(
         parents,
         _convert_parts_to_messages_by_id(parents, parts),
-        get_by_path(conversation, str, "current_node"),
+        get_by_path(export, str, "current_node"),
     )
-    thread.former_texts = {
+    # Earlier versions of perdure skipped reports, so the former text of a report is "".
+    conversation.former_texts = {
         key: part.former_text
         for key, part in parts.items()
-        if key in thread.nodes and (part.former_text or part.kind == _REPORT_KIND)
+        if key in conversation.nodes and (part.former_text or part.kind == _REPORT_KIND)
     }
-    return thread
+    return conversation
 
 
 def _read_parents_and_messages_by_id(
-    conversation: Mapping[str, Any],
+    export: Mapping[str, Any],
 ) -> dict[str, tuple[str | None, Any]]:
     """Return a (parent id, message) tuple for each node of the conversation's message tree.
 
@@ -108,16 +111,14 @@ def _read_parents_and_messages_by_id(
     None if the node has no message.
     """
     tree: dict[str, tuple[str | None, Any]] = {}
-    for key, node in get_by_path(conversation, dict, "mapping").items():
+    for key, node in get_by_path(export, dict, "mapping").items():
         node = node if isinstance(node, dict) else {"message": node}
         tree[replace_surrogates(key)] = (
             get_by_path(node, str, "parent") or None,
             node.get("message"),
         )
     last = None
-    for number, node in enumerate(
-        [] if tree else get_by_path(conversation, list, "linear_conversation")
-    ):
+    for number, node in enumerate([] if tree else get_by_path(export, list, "linear_conversation")):
         node = node if isinstance(node, dict) else {"message": node}
         key = get_by_path(node, str, "id") or f"message-{number}"
         tree[key] = last, node.get("message")
@@ -128,7 +129,9 @@ def _read_parents_and_messages_by_id(
 def _convert_parts_to_messages_by_id(
     parent_ids: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """Convert a conversation's parts to messages, and return lists of messages keyed by part id.
+    """Convert a conversation's parts to messages.
+
+    Return the messages keyed by the id of their node.
 
     If the export contains both a tool call and its result, the call becomes an AI message with a
     tool call, and the result becomes a tool message. A tool call without a result, or a result
@@ -139,6 +142,7 @@ def _convert_parts_to_messages_by_id(
         followers[parent].append(key)
     results = {key for key, part in parts.items() if part.role == "tool"}
     calls = {key for key, part in parts.items() if part.tool} - results
+    # The calls that are followed only by results
     answered = {key for key in calls if followers[key] and results.issuperset(followers[key])}
     messages: dict[str, list[BaseMessage]] = {}
     for key, part in parts.items():
@@ -222,6 +226,11 @@ class _MessagePart:
 
 
 def _read_message_part(message: Any) -> _MessagePart:
+    """Validate a message of the export, and render the text to import.
+
+    Raises:
+        MalformedPart: The message is malformed, or has an unknown role or kind of content.
+    """
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     role, content = get_by_path(message, dict, "author").get("role"), message.get("content")
@@ -235,13 +244,13 @@ def _read_message_part(message: Any) -> _MessagePart:
     if role == "tool":
         tool = get_by_path(message, str, "author", "name") or "tool"
     is_visually_hidden = meta.get("is_visually_hidden_from_conversation") is True
-    silent = is_visually_hidden or kind in _HIDDEN_KINDS or message.get("channel") == "analysis"
+    is_hidden = is_visually_hidden or kind in _HIDDEN_KINDS or message.get("channel") == "analysis"
     part = _MessagePart(
-        role, tool, kind, content, meta, parse_timestamp(message.get("create_time")), silent
+        role, tool, kind, content, meta, parse_timestamp(message.get("create_time")), is_hidden
     )
     if role == "tool" and (report := _find_deep_research_report(part)) is not None:
         return report
-    if not silent:
+    if not is_hidden:
         format_part = (
             _format_tool_result
             if role == "tool"
@@ -302,7 +311,8 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
 def _format_tool_result(part: _MessagePart) -> str:
     """Render the result of a built-in ChatGPT tool as text.
 
-    Return "" if the result contains nothing human-readable.
+    The output of code, quotes and errors are rendered. From any other result, only images and other
+    files are rendered. Return "" if there are none.
     """
     if part.kind == "execution_output":
         return (
@@ -325,7 +335,7 @@ def _format_tool_result(part: _MessagePart) -> str:
 
 
 def _format_tool_call(part: _MessagePart) -> str:
-    """Format a tool call as one line of text or as a fenced code block."""
+    """Format a tool call as one line of text, as a fenced code block, or as a canvas document."""
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
         return _format_canvas_document_or_comments(part, arguments)
@@ -343,7 +353,10 @@ def _format_tool_call(part: _MessagePart) -> str:
 
 
 def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
-    """Return the text of a canvas document, or of the comments on it."""
+    """Return the text of a canvas document, or of the comments on it.
+
+    Also set `part.former_text`.
+    """
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
     part.former_text = format_placeholder(

@@ -25,6 +25,7 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
+# For each field of `IMPORTED_KEYS`, the name of the field in the export
 _FIELD_NAMES: Final = {
     **{"title": "name", "model": "model"},
     **{"create_time": "created_at", "update_time": "updated_at"},
@@ -51,38 +52,38 @@ _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
 _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 
 
-def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """Build a conversation from a Claude export.
+def build_claude_conversation(export: Mapping[str, Any]) -> Conversation:
+    """Build a `Conversation` from a conversation in a Claude export.
 
-    Malformed messages are skipped, and are listed in the conversation's `problems`.
+    Malformed messages are skipped, and are listed in the new conversation's `problems`.
     """
-    messages = conversation["chat_messages"]
-    thread = build_conversation_without_messages(
-        conversation.get("uuid"), conversation, _FIELD_NAMES, str(messages)[:10_000]
+    messages = export["chat_messages"]
+    conversation = build_conversation_without_messages(
+        export.get("uuid"), export, _FIELD_NAMES, str(messages)[:10_000]
     )
     if not isinstance(messages, list):
-        thread.add_problem("'chat_messages' is not a list")
+        conversation.add_problem("'chat_messages' is not a list")
     messages_by_id: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
     for number, message in enumerate(get_by_path(messages, list)):
-        key = get_by_path(message, str, "uuid") or f"{thread.id}-{number}"
+        key = get_by_path(message, str, "uuid") or f"{conversation.id}-{number}"
         parent_id = get_by_path(message, dict).get("parent_message_uuid", last)
-        thread.source_count += 1
+        conversation.source_count += 1
         parents[key] = (
             replace_surrogates(parent_id)
             if isinstance(parent_id, str) and parent_id != _ROOT_ID
             else None
         )
         try:
-            messages_by_id[key] = _convert_claude_chat_message(key, message, thread)
+            messages_by_id[key] = _convert_claude_chat_message(key, message, conversation)
         except MalformedPart as exc:
-            thread.add_problem(str(exc), key)
+            conversation.add_problem(str(exc), key)
         last = key
-    thread.add_message_tree(
-        parents, messages_by_id, get_by_path(conversation, str, "current_leaf_message_uuid")
+    conversation.add_message_tree(
+        parents, messages_by_id, get_by_path(export, str, "current_leaf_message_uuid")
     )
-    return thread
+    return conversation
 
 
 def _convert_claude_chat_message(
@@ -101,15 +102,15 @@ def _convert_claude_chat_message(
         *_iter_attachment_pieces(message),
         *_iter_content_block_pieces(message, message_id, conversation),
     ]
-    runs = [[*run] for _, run in groupby(pieces, lambda piece: piece.kind)]
-    ids = [f"{message_id}/{number}" for number in range(1, len(runs))] + [message_id]
+    groups = [[*group] for _, group in groupby(pieces, lambda piece: piece.kind)]
+    ids = [f"{message_id}/{number}" for number in range(1, len(groups))] + [message_id]
     created_at = parse_timestamp(message.get("created_at"))
     messages = []
-    for run, id in zip(runs, ids, strict=False):
-        text = "\n\n".join(piece.text for piece in run)
-        former = "\n\n".join(piece.former for piece in run)
-        is_document = run[0].kind == _TOOL_OR_FILE and any(piece.is_document for piece in run)
-        is_tool = run[0].kind == _TOOL_OR_FILE
+    for group, id in zip(groups, ids, strict=False):
+        text = "\n\n".join(piece.text for piece in group)
+        former = "\n\n".join(piece.former for piece in group)
+        is_document = group[0].kind == _TOOL_OR_FILE and any(piece.is_document for piece in group)
+        is_tool = group[0].kind == _TOOL_OR_FILE
         messages.append(
             build_imported_message(
                 role,
@@ -325,7 +326,7 @@ def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
 
 
 def iter_claude_memories(memories_export: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield Claude's memories of the user, one per paragraph.
+    """Yield Claude's memories of the user and of the user's projects, one per paragraph.
 
     Each memory's text starts with the heading above its paragraph, if there is one.
     """
