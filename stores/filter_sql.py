@@ -67,7 +67,7 @@ class Condition(NamedTuple):
 
 
 # SQL condition that selects all rows; it replaces a part of a filter that cannot be tested in SQL
-_UNKNOWN = Condition("TRUE")
+_TRUE_CONDITION = Condition("TRUE")
 
 
 def build_filter_condition(
@@ -89,7 +89,7 @@ def build_filter_condition(
         )
         condition = (
             condition
-            if condition is _UNKNOWN
+            if condition is _TRUE_CONDITION
             else location.convert_json_condition_to_row_condition(condition)
         )
         index_paths = tuple(path for path in find_indexable_paths(filter) if path in indexed_paths)
@@ -113,7 +113,7 @@ def find_indexable_paths(filter: Filter) -> list[str]:
         for part in _iter_parts_of_conjunction(field.condition)
         if isinstance(part, Comparison)
         and _build_comparison_condition(part.operator, part.operand, JSONLocation("", (), "index"))
-        is not _UNKNOWN
+        is not _TRUE_CONDITION
     ]
     return list(dict.fromkeys(key for _, key in sorted(candidates, key=lambda pair: pair[0])))
 
@@ -174,7 +174,7 @@ def _build_node_condition(
                 [_build_node_condition(part, location, indexed_paths) for part in parts]
             )
         case _:
-            return _UNKNOWN
+            return _TRUE_CONDITION
 
 
 def _build_comparison_condition(operator: str, operand: Any, location: JSONLocation) -> Condition:
@@ -201,7 +201,7 @@ def _build_comparison_condition(operator: str, operand: Any, location: JSONLocat
             return location.build_range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_bounds_of_json_extract_result(operand):
             return location.build_range_condition(None, bounds[1])
-    return _UNKNOWN
+    return _TRUE_CONDITION
 
 
 def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
@@ -209,7 +209,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.build_equals_any_condition([key])
     bounds = _compute_bounds_of_json_extract_result(value)
-    return _UNKNOWN if bounds is None else location.build_range_condition(*bounds)
+    return _TRUE_CONDITION if bounds is None else location.build_range_condition(*bounds)
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
@@ -248,7 +248,7 @@ def _join_conditions_with_and(parts: Sequence[Condition]) -> Condition:
     chosen: list[Condition] = []
     length = 0
     for part in parts:
-        if part is not _UNKNOWN and length + len(part.text) <= _MAX_SQL_LENGTH:
+        if part is not _TRUE_CONDITION and length + len(part.text) <= _MAX_SQL_LENGTH:
             chosen.append(part)
             length += len(part.text)
     return _join_conditions(" AND ", chosen)
@@ -260,15 +260,15 @@ def join_conditions_with_or(parts: Sequence[Condition]) -> Condition:
     The result is the condition TRUE if one of `parts` is TRUE or if the joined SQL expression would
     be too long.
     """
-    if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
-        return _UNKNOWN
+    if _TRUE_CONDITION in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
+        return _TRUE_CONDITION
     return _join_conditions(" OR ", parts)
 
 
 def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
     """Join SQL conditions with an operator such as " AND ". Without conditions, return TRUE."""
     if len(parts) < 2:
-        return parts[0] if parts else _UNKNOWN
+        return parts[0] if parts else _TRUE_CONDITION
     params = tuple(value for part in parts for value in part.params)
     return Condition(f"({conjunction.join(part.text for part in parts)})", params)
 

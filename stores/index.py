@@ -96,7 +96,7 @@ _MAX_ENCODED_BYTES: Final = 1 << 29
 class IndexedItem(NamedTuple):
     """The data that a search needs about one version of an item."""
 
-    id: int  # id of the version
+    id: int  # id of the version, which identifies the item in the index
     words: Sequence[str]  # tokens of the text
     ends_with_question: bool  # whether the text ends with a question
     # encoded vectors of the item's text, concatenated
@@ -111,7 +111,7 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A measurement of an index's vector separation, and the ids of the sampled rows."""
+    """How well an index's vectors separate related rows, and the ids of the rows in the sample."""
 
     ids: Ints
     separation: VectorSeparation

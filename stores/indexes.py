@@ -66,8 +66,8 @@ _MAX_CORRECTIONS: Final = 64
 # search data of a version that is excluded from search
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
-# cache key of an index: the namespace's path, and whether the index contains past versions
-# (replaced or deleted) instead of current items
+# cache key of an index: the namespace's path, and whether the index contains closed versions
+# instead of current items
 _Key = tuple[bytes, bool]
 # a tuple of a namespace's path and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
@@ -205,7 +205,7 @@ class _CachedIndex:
 
     Attributes:
         lock: Held while the index is used or updated.
-        erasures: The store's counter of erasures up to which erased data was removed.
+        erasures: The store's counter of erasures when erased data was last removed from the index.
         nbytes: The size of the index in bytes, as counted in the total size of the cache.
         index: The index, or None if it must be loaded.
         coverage: How far the index covers the namespace.

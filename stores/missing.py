@@ -102,10 +102,10 @@ class MissingEmbeddings:
     def _read_rows_without_vectors(
         self, prefix: bytes, after_id: int, limit: int, max_attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
-        """Return the rows of items without vectors because the embedder failed, ordered by row id.
+        """Return the rows of items that have no vectors because the embedder failed.
 
-        Only rows with an id above `after_id` are returned. Items with more than `max_attempts`
-        failed attempts are skipped.
+        The rows are ordered by version id. Only rows with an id above `after_id` are returned.
+        Items with more than `max_attempts` failed attempts are skipped.
         """
         sql = self._sql["pending"]
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), max_attempts, limit))
@@ -216,7 +216,7 @@ class MissingEmbeddings:
         """Recompute all vectors with the current model, and return how many were computed.
 
         If searches compute the vectors, only drop the stored vectors of earlier models, and return
-        how many items that concerned.
+        the number of affected items.
         """
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:

@@ -280,8 +280,8 @@ class StoreParts:
             sql: The statements of the store.
             options: The checked options.
             now: Returns the current time in microseconds.
-            open_database: A function that returns the database. The database must run the flow of
-                the function's argument each time it is opened.
+            open_database: A function that returns the database. It receives a function that builds
+                a flow, which the database must run each time it is opened.
             values: The location of the items' JSON values, for use in SQL conditions.
         """
         seal = build_encryption_or_checksum_seal(options.key)
@@ -390,8 +390,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # After an erasure, no other caches must be cleared. Without an embedder, only the index
-            # contains parts of texts.
+            # Without an embedder, only the index contains parts of texts, so no other cache needs
+            # to be cleared after an erasure.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -616,7 +616,7 @@ class OperationRunner:
         Args:
             puts: The puts and deletes.
             now: The current time in microseconds.
-            model: The embedding model, or None if there are no vectors.
+            model: The embedding model to record in the database, or None if there are no vectors.
         """
         request = _WriteRequest(puts, now, model)
         # Puts with conditions can fail, so they do not share a transaction with other callers.

@@ -197,7 +197,7 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def describe_how_index_is_computed(self, file_model: Model | None) -> list[Any]:
-        """Return a description of how the terms and vectors in an index are computed.
+        """Return a description of how the words and vectors in an index are computed.
 
         A stored index can be used only if its description equals the current one.
         """
@@ -350,7 +350,7 @@ class ItemWriter:
         Args:
             puts: The puts and deletes.
             now: The current time in microseconds.
-            model: The embedding model, or None if there are no vectors.
+            model: The embedding model to record in the database, or None if there are no vectors.
         """
         if "delete_items" in self.sql and all(
             put.text is None and put.is_unconditional for put in puts

@@ -126,7 +126,8 @@ _MIN_ROWS_NEARLY_ALL: Final = 5
 # Fraction of ln n that is subtracted from a row's evidence, where n is the number of searched rows.
 # The remaining evidence determines the maximum score of the row.
 _CHANCE_SHARE: Final = 0.25
-# Threshold of evidence, in nats. Rows with less evidence than this score below MIN_SCORE.
+# Threshold of evidence, in nats. Rows with less evidence than this score below
+# `settings.MIN_SCORE`.
 _SLIGHT_NATS: Final = 1.45
 # Additional slope of a row's evidence limit above `_SLIGHT_NATS`. Above this threshold, each
 # additional nat of evidence raises the limit by 16 nats (1 + 15).
@@ -150,8 +151,8 @@ class Weights:
             (`during=`).
         question: The fraction of its score that a short question loses.
         kin: The weight of a synonym, which is multiplied by the synonym's similarity to the word.
-        recency: The fraction of its score that the newest row of a conversation gains. The fraction
-            halves for every 20% of the rows that are newer.
+        recency: The fraction of its score that the newest row gains. For other rows, the fraction
+            halves for every 20% of the rows that are newer. Only rows with a known time gain it.
     """
 
     vector: float = 0.35
@@ -199,7 +200,7 @@ class RankedRows:
     # Each row's score. Scores are not comparable across searches until
     # `with_scores_comparable_between_searches` has mapped them to the range 0 to 1.
     scores: Scores
-    parts: Mapping[str, Scores] = field(default_factory=dict)
+    parts: Mapping[str, Scores] = field(default_factory=dict)  # the components, by name
     # The evidence in nats that the best row is relevant to the query. The evidence that the best of
     # n random rows would have by chance is already subtracted. If the query has no words, the field
     # is the highest nearness of a vector to the query, from 0 to 1; see
@@ -367,7 +368,8 @@ def _compute_vector_weight(
 ) -> float:
     """Return the weight of vectors in a row's score, from 0 to 1.
 
-    The weight of words is the rest.
+    The weight of words is the rest. The weight of vectors is 0 if no vectors are compared, and 1 if
+    the query has no words.
 
     If no row contains any word of the query, the rows can be ranked only by vectors, so a trust of
     1 is used in place of the measured trust.

@@ -39,7 +39,7 @@ from perdure.stores.values import decode_json_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# page size, in rows, for reading namespaces or past versions
+# page size, in rows, for reading namespaces or closed versions
 _PAGE_ROWS = 256
 # number of matching rows from which a path index is no longer used, because scanning the rows in
 # sort order is faster
@@ -324,7 +324,7 @@ class ItemReader:
         return row, self.records.decode_item(row, value)
 
     def read_matching_ids(self, selection: Selection) -> Flow[list[int]]:
-        """Return the row ids of all items that match a selection."""
+        """Return the version ids of all items that match a selection."""
         if (
             selection.filter is None
             or selection.provenance is not None
@@ -341,13 +341,13 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Return the past versions that a search with `as_of` must include in its ranking.
+        """Return the closed versions that a search with `as_of` must include in its ranking.
 
         These versions match the filters and were current at `selection.as_of`, but have since been
         closed.
 
         Returns:
-            The namespace path and the row id of each version.
+            The namespace path and the id of each version.
         """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of

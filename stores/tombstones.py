@@ -47,10 +47,11 @@ INSTRUCTIONS: Final = "instructions"
 PREVIOUS: Final = "formerly"
 """Field of a value that contains the earlier texts of a memory."""
 AUTHOR: Final = "author"
-"""Field of provenance, and of an earlier text, that names the user who wrote it for a team."""
+"""Field of provenance, and of the record of an earlier text, that names the user who wrote the
+text, if several users share the memories."""
 UNNAMED: Final = ("trust", "at")
-"""Fields of provenance that stay when a version is handed over. All other fields may name the
-author or a thread of the author."""
+"""Fields of provenance that are kept when an author's name is removed from a version. All other
+fields may name the author or a thread of the author."""
 SOURCE: Final = "provenance"
 """Field of a value that contains the provenance, if the store is not perdure's own."""
 

@@ -363,10 +363,11 @@ def _write_imported_versions(
 ) -> Flow[_BatchResult]:
     """Write a batch of versions in one transaction.
 
-    Items for which this store has a tombstone are not imported. If an imported version has the same
-    number as a version in this store but different content, that version and all later versions of
-    its key are skipped, and the key is added to `state.differing`. If `state.differing` is None, an
-    error is raised for such a version instead.
+    Versions that this store already contains, or that are older than its newest version of the key,
+    are skipped. Items for which this store has a tombstone are not imported. If an imported version
+    has the same number as a version in this store but different content, that version and all later
+    versions of its key are skipped, and the key is added to `state.differing`. If `state.differing`
+    is None, an error is raised for such a version instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
