@@ -80,7 +80,7 @@ logging.getLogger("dbos").addHandler(logging.NullHandler())
 # DBOS dispatches a job only to workers with the same application version
 _WORKFLOW_VERSION: Final = "2"
 _APPLICATION_NAME: Final = "perdure"
-# Postgres schema of the job queue, if the queue is not in the store's database
+# Postgres schema of the job queue, if the store is not in a Postgres database
 _DEFAULT_SCHEMA: Final = "perdure_jobs"
 _POSTGRES: Final = "postgresql://"
 # interval in seconds at which DBOS polls the queue for new jobs

@@ -161,7 +161,8 @@ class RemovableVersions:
 class QueryPlan:
     """The database's query plan for a search."""
 
-    # JSON paths with a database index that the search uses. If empty, the search scans all items.
+    # JSON paths with a database index that the search uses. If empty, the search scans all items
+    # under the prefix.
     indexes: tuple[str, ...]
     # Lines of the database's own query plan
     steps: tuple[str, ...]
@@ -314,7 +315,7 @@ class TransferReport:
             or a newer version of the item.
         unsuitable: Number of items that were skipped because of `on_unsuitable="skip"`.
         refused: Namespace and key of each refused item. An item is refused if a tombstone of this
-            store says that one of its texts was deleted or forgotten.
+            store says that one of its texts or its source message was deleted or forgotten.
     """
 
     items: int = 0

@@ -40,8 +40,8 @@ path to the field, such as `author.$ref`.
 A key such as `author.name` can be either a field name or a path. If the document has a field named
 exactly `author.name`, the condition applies to this field. Otherwise, the key is interpreted as a
 path to a nested field. If a path contains the `[*]` step, at least one array element must satisfy
-the whole condition. If the array is empty, a condition on a path with `[*]` is evaluated as if the
-field were missing.
+the whole condition. If the array is empty, or if the value is not an array, a condition on a path
+with `[*]` is evaluated as if the field were missing.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ ANY_ELEMENT: Final = Mark.ANY_ELEMENT
 Step: TypeAlias = str | int | Mark
 # predicate that tests a JSON value or _MISSING, and never raises an error
 _Predicate: TypeAlias = Callable[[Any], bool]
+# position of a part within a filter, for error messages
 _FilterPath: TypeAlias = tuple[str | int, ...]
 
 
@@ -123,9 +124,8 @@ class Comparison(NamedTuple):
 
     `operator` is one of the filter operators that test a value. `$ne`, `$nin` and `$not` are parsed
     into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. In addition, the parser uses two
-    internal operators:
-    `object` holds if the value is an object, and `array` holds if the value is an array whose
-    length is `operand`.
+    internal operators. `object` holds if the value is an object. `array` holds if the value is an
+    array whose length is `operand`.
     """
 
     operator: str

@@ -35,8 +35,7 @@ STORE_TABLES: Final = ("store",)
 _FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index", "provenance")
 
 Line = tuple[str, Mapping[str, Any] | ImportFailed]
-"""The name of an item for error messages, and the item or the error that occurred when it was read.
-"""
+"""The name of an item for error messages, and the item or the error of reading it."""
 Lines = Generator[Line, None, None]
 
 
@@ -170,7 +169,9 @@ def iter_langgraph_items(
         with closing(ForeignPostgres(path)) as tables:
             if tables.is_any_table_missing("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-            sql = _LANGGRAPH_POSTGRES_ITEMS.format(_ttl_columns(tables.list_columns("store")))
+            sql = _LANGGRAPH_POSTGRES_ITEMS.format(
+                _build_ttl_columns_sql(tables.list_columns("store"))
+            )
             yield from _iter_items_of_paged_table(tables.path, partial(tables.fetch_rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
@@ -193,7 +194,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
             columns = {row[0] for row in file.read(lambda: fetch_rows(_COLUMNS))}
             if not {"prefix", "key", "value"} <= columns:
                 raise _build_not_langgraph_error(file)
-            sql = _LANGGRAPH_ITEM.format(_ttl_columns(columns))
+            sql = _LANGGRAPH_ITEM.format(_build_ttl_columns_sql(columns))
             last_key: Row = ("", "")
             while page := file.read(partial(fetch_rows, _LANGGRAPH_KEYS, *last_key, PAGE)):
                 for row_key in page:
@@ -224,7 +225,7 @@ def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -
         yield from (_convert_table_row_to_import_line(path, row) for row in rows)
 
 
-def _ttl_columns(columns: set[str]) -> str:
+def _build_ttl_columns_sql(columns: set[str]) -> str:
     """Return the SQL expressions for an item's expiry time and TTL.
 
     Tables that older versions of langgraph have created lack the columns.

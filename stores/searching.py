@@ -437,9 +437,9 @@ class Searcher:
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """Return the vector of a query, or None if the search uses keywords only.
 
-        A model in this process returns a zero vector if it knows none of the query's words. In this
-        case, a hybrid search uses keywords only, because a zero vector is not similar to any
-        vector.
+        The package's embedder returns a zero vector for a query that is not in English or whose
+        words it does not know. In this case, a hybrid search uses keywords only, because a zero
+        vector is not similar to any vector.
         """
         if query.mode == "text":
             return None

@@ -345,9 +345,10 @@ class Store(BaseStore):
                 the defaults.
             during: The start and end of the period that the query is about, such as last week.
                 Items from it score higher (`Weights.date`). Other items are still found.
-            min_score: The lowest score to return. It means the same in every search: 0.5 is the
-                score that the best of so many items has by chance, and a higher score is evidence
-                that the item has to do with the query. `recall` uses 0.59.
+            min_score: The lowest score to return. It means the same in every search by words: 0.5
+                is the score that the best of so many items has by chance, and a higher score is
+                evidence that the item has to do with the query. `recall` uses 0.59. With
+                `mode="semantic"`, the score is the nearness of the vectors, from 0 to 1.
             newest_first: Without a query, whether the newest items of a namespace come first.
 
         Returns:

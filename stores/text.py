@@ -37,7 +37,8 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-# analyzer version, stored with the tokens; tokens from another version are recomputed
+# version of the analyzer, which is recorded with the search indexes; indexes of another version are
+# built again
 ANALYZER = "en-3"
 
 # maximum number of cached words, which take at most 8 MB; stemming a new word takes 1 µs, and
@@ -114,7 +115,9 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 
 
 def tokenize(text: str) -> list[str]:
-    """Return all tokens of a document in order, including repeated ones.
+    """Return all tokens of a document, including repeated ones.
+
+    Words come first, in order. Words with symbols, and lone symbols, come after them.
 
     In a script without spaces between words, each pair of neighbouring characters is a token. Each
     single character is also a token, so that a one-character query finds the document. For a
@@ -182,7 +185,8 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
 
     The result contains the tokens of `tokenize_query`, except the stop words of the query's
     language. Function words are removed from Chinese and Japanese text, and the text between them
-    is treated as separate words. In Japanese, the grammatical endings of words are removed.
+    is treated as separate words. In Japanese, the grammatical endings of words are removed. If
+    nothing is left, the result contains all tokens of `tokenize_query`.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -310,8 +314,8 @@ def _build_function_word_pattern() -> re.Pattern[str]:
 def is_eligible_for_spelling_correction(token: str) -> bool:
     """Return whether spelling correction applies to a token.
 
-    Spelling correction applies to tokens of at least four letters in scripts that separate words
-    with spaces.
+    Spelling correction applies to tokens of 4 to 32 letters in scripts that separate words with
+    spaces.
     """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
 

@@ -294,7 +294,7 @@ class WholeStore(DatabaseOwner, Store):
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
-        """Return the query plan for a search, including the path indexes that it would use."""
+        """Return the query plan for a search without a query, and the path indexes that it uses."""
         selection = self._parts.build_item_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.read_query_plan(selection))
 
