@@ -60,10 +60,11 @@ def chat_graph(
     Args:
         model: A chat model or its name. None means a responder that quotes earlier messages.
         tools: The tools that the model may call.
-        memory: The parts that select the messages for the model, in the order in which they are
-            applied. The part that trims comes last. Learners, such as `remember_turns()`, run after
-            the answer. After the learners, `summarize(…)` changes the state. If a summary is due
-            within a turn, the learners and `summarize(…)` also run between two model calls.
+        memory: The parts of the memory. Parts that select the messages for the model are applied in
+            the given order; put the part that trims last among them. Learners, such as
+            `remember_turns()`, run after the answer. After the learners, `summarize(…)` changes the
+            state. If a summary is due within a turn, the learners and `summarize(…)` also run
+            between two model calls.
         checkpointer: The checkpointer that stores the thread.
         store: The store that keeps memories and instructions.
     """
@@ -116,6 +117,7 @@ def chat_graph(
             builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
         else:
             builder.add_edge("tools", "respond")
+    # If a summary is due after the tools have run, the steps run before the model is called again.
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):
@@ -218,7 +220,8 @@ def _choose_next_due_step(
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node that runs after the node `tools`.
 
-    If no summary is due, the next node is `respond`.
+    If a summary is due, the next node is the first of `steps` that is not skipped. Otherwise, the
+    next node is `respond`.
     """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)

@@ -1,6 +1,6 @@
 """Read the graphs, database settings and server settings from a `langgraph.json` file.
 
-Source: https://docs.langchain.com/langsmith/cli#configuration-file
+The file format is described at https://docs.langchain.com/langsmith/cli#configuration-file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from perdure.errors import ConfigurationError
 # Maximum TTL in minutes (100 years).
 _MAX_TTL: Final = 100 * 366 * 24 * 60
 _Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
-_NO_EFFECT: Final = frozenset({"$schema"})  # keys that are not reported as ignored
+# Keys that have no effect, but are not reported as ignored.
+_UNREPORTED_KEYS: Final = frozenset({"$schema"})
 _CORS_REASON: Final = (
     "every site that matches could read and change all memories of a user who visits the site. "
     'List exact origins instead: {"allow_origins": ["https://app.example.com"]}'
@@ -39,7 +40,7 @@ class _ConfigSection(BaseModel):
     def iter_names_of_ignored_keys(self, key_prefix: str = "") -> Iterator[str]:
         """Yield the dotted names of the unknown keys in this section and its subsections."""
         yield from (
-            f"{key_prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT
+            f"{key_prefix}{name}" for name in self.model_extra or {} if name not in _UNREPORTED_KEYS
         )
         for name in self.model_fields_set & type(self).model_fields.keys():
             value = getattr(self, name)
@@ -168,7 +169,9 @@ class LanggraphFile:
         return str(self.path.parent / auth.path) if auth else None
 
     def import_graphs(self) -> dict[str, Any]:
-        """Import the graphs, by name. A graph can also be given as a function that returns a graph.
+        """Import the graphs, and return them by name.
+
+        A graph can also be given as a function that returns a graph.
 
         Raises:
             ConfigurationError: A graph cannot be imported, or an object is not a graph.
@@ -189,10 +192,11 @@ class LanggraphFile:
         return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
-        """Return the checkpointer's `types` and `aliases` options.
+        """Return the checkpointer's options `types` and `aliases` from the section `perdure`.
 
         Raises:
-            ConfigurationError: An object that the file names cannot be imported.
+            ConfigurationError: The section has other keys, or an object that it names cannot be
+                imported.
         """
         self._set_environment()
         options = self._sections.perdure

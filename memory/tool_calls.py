@@ -30,7 +30,7 @@ CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call", "custo
 In some messages, the content block is the only place that contains the call.
 """
 
-_CLIENT_CALLS: Final[Mapping[str, str]] = {
+_APPLICATION_CALL_ID_KEYS: Final[Mapping[str, str]] = {
     "tool_use": "id",
     "tool_call": "id",
     "function_call": "call_id",
@@ -41,17 +41,23 @@ _CLIENT_CALLS: Final[Mapping[str, str]] = {
     "shell_call": "call_id",
     "mcp_approval_request": "id",
 }
-"""Types of content blocks with calls that the application answers, and the key of the call's id."""
+"""The key of the call's id, by the type of the content block.
 
-_SERVER_CALLS: Final[Mapping[str, str]] = {
+The blocks contain calls that the application answers.
+"""
+
+_PROVIDER_CALL_ID_KEYS: Final[Mapping[str, str]] = {
     "server_tool_use": "id",
     "mcp_tool_use": "id",
     "server_tool_call": "id",
     "tool_search_call": "call_id",
 }
-"""Types of content blocks with calls that the provider answers, and the key of the call's id."""
+"""The key of the call's id, by the type of the content block.
 
-_RESULTS: Final[Mapping[str, str]] = {
+The blocks contain calls that the provider answers.
+"""
+
+_RESULT_CALL_ID_KEYS: Final[Mapping[str, str]] = {
     "tool_result": "tool_use_id",
     "server_tool_result": "tool_call_id",
     "function_call_output": "call_id",
@@ -63,7 +69,10 @@ _RESULTS: Final[Mapping[str, str]] = {
     "tool_search_output": "call_id",
     "mcp_approval_response": "approval_request_id",
 }
-"""Types of content blocks with a result, and the key of the id of the call."""
+"""The key of the call's id, by the type of the content block.
+
+The blocks contain the results of calls.
+"""
 
 # Suffix of the type of content blocks that hold the result of an Anthropic server tool, as in
 # `web_search_tool_result`.
@@ -167,7 +176,7 @@ def is_tool_result_not_allowed_as_plain_text(message: BaseMessage) -> bool:
         return False
     if message.additional_kwargs.get("type") == "computer_call_output":
         return True
-    return any(block.get("type") in _RESULTS for block in iter_content_blocks(message))
+    return any(block.get("type") in _RESULT_CALL_ID_KEYS for block in iter_content_blocks(message))
 
 
 def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
@@ -354,10 +363,10 @@ def _build_tool_calls_entry_or_none(message: AIMessage, call: Call) -> Any:
 def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
     """Return the tool call that a content block represents, or None for any other block."""
     kind = str(block.get("type"))
-    if kind in _CLIENT_CALLS:
+    if kind in _APPLICATION_CALL_ID_KEYS:
         # OpenAI's client libraries store the call id under the key `call_id` or `id`, depending on
         # the library's version.
-        call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
+        call_id = block.get(_APPLICATION_CALL_ID_KEYS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"
         return Call(
@@ -366,8 +375,8 @@ def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
             "custom" if kind == "custom_tool_call" else call_kind,
             block=block,
         )
-    if kind in _SERVER_CALLS:
-        call_id = block.get(_SERVER_CALLS[kind]) or block.get("id")
+    if kind in _PROVIDER_CALL_ID_KEYS:
+        call_id = block.get(_PROVIDER_CALL_ID_KEYS[kind]) or block.get("id")
         name = str(block.get("name") or kind)
         return Call(call_id if isinstance(call_id, str) else None, name, "server", block=block)
     return None
@@ -378,7 +387,7 @@ def _find_call_id_of_result(block: Mapping[str, Any]) -> str | None:
     kind = block.get("type")
     if not isinstance(kind, str):
         return None
-    key = _RESULTS.get(kind)
+    key = _RESULT_CALL_ID_KEYS.get(kind)
     if key is None and kind.endswith(_ANTHROPIC_RESULT):
         key = "tool_use_id"
     call_id = None if key is None else block.get(key)

@@ -20,7 +20,10 @@ _PROVIDERS: Final = (
     "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
     "bedrock_converse|ollama|groq|mistralai|deepseek|xai|together|fireworks|cohere|openrouter"
 )
+# Matches what precedes a model name, such as "openai:" or "models/".
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
+# Matches the version at the end of a model name, such as "-2024-08-06", "@20240806", "-002" or
+# ":latest".
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
 # Matches a repeated name, such as "gpt-4ogpt-4o". langchain repeats the model name when it merges
 # the chunks of a streamed response.

@@ -1,4 +1,4 @@
-"""Record the messages sent to models in each call, with the token count of each part.
+"""Record the messages sent to models in each call, and count the tokens of each part.
 
 A view is the record of the messages that a model received in one call. A view is stored as a
 checkpoint of the thread, in a separate checkpoint namespace. If a recorded message is also stored
@@ -161,7 +161,7 @@ class ModelView:
         id: The id of the view.
         checkpoint_id: The checkpoint from which the step of the call ran.
         checkpoint_ns: The namespace of the graph. `""` is the root graph.
-        run_id: The id of the call.
+        run_id: The id that langchain gave to the call.
         at: The time of the call (UTC).
         node: The node that called the model.
         model: The name of the model, or None if it is unknown.
@@ -278,7 +278,7 @@ class _RunningNode(NamedTuple):
 
 
 def _find_running_node() -> _RunningNode | None:
-    """Return the node that is running, or None if the run has no checkpointer."""
+    """Return the node that is running, or None if the run has no checkpointer or no thread."""
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
         return None

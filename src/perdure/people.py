@@ -408,6 +408,7 @@ class _PersonErasure:
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 
     def _count(self, kind: str, id: str) -> None:
+        """Count an object, unless it was counted before."""
         if id not in self.ids[kind]:
             self.counts[kind] += 1
             self.ids[kind].append(id)

@@ -174,17 +174,17 @@ class _RetentionPass:
 
         The order of the steps matters, because later steps use the results of earlier steps.
         """
-        rules, everything = self.rules, self.thread_ids is None
+        rules, applies_to_all_data = self.rules, self.thread_ids is None
         removals: list[Removal] = []
-        if rules.quarantine_days is not None and everything:
+        if rules.quarantine_days is not None and applies_to_all_data:
             removals += self._erase_old_quarantine_entries(rules.quarantine_days)
         if rules.idle_days is not None:
             removals += self._delete_idle_threads(self._days_ago(rules.idle_days))
         if rules.checkpoints:
             removals += self._remove_checkpoints()
-        if everything:
+        if applies_to_all_data:
             removals += self._remove_expired_items_and_old_versions()
-        if rules.jobs_days is not None and everything:
+        if rules.jobs_days is not None and applies_to_all_data:
             removals += self._remove_failed_jobs(rules.jobs_days)
         return Report(tuple(removals), tuple(self.left))
 

@@ -250,6 +250,7 @@ class Settings:
 
 
 _SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
+# The name of the type of each setting, such as "int", by the name of the setting.
 NAMES: Final = {
     **{
         name: kind
