@@ -208,8 +208,8 @@ async def delete_person(
 ) -> Response:
     """Erase everything that belongs to a person, and return the report.
 
-    With `hand_over`, memories that the person wrote for teams are kept, but the person's name is
-    removed.
+    With `hand_over`, items that the person wrote into the memories of teams are kept without the
+    person's name.
     """
     person = await authorize_export_or_erasure_of_person(call, user, _ERASE_ACTION)
     person.options["hand_over"] = hand_over

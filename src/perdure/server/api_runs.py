@@ -370,7 +370,7 @@ async def check_run_request_and_get_start_function(
         call: The call of the client.
         runs: The runs of the server.
         body: The request. The metadata in the request is replaced by the permitted metadata.
-        thread_id: The thread, or None for a new thread that only this run uses.
+        thread_id: The thread, or None for a new thread.
         protocol: Whether the events go to readers of the run or of the thread; see `Run.protocol`.
         recorded: Whether the events are stored, so that clients can join the run on any server.
         due: The cron that starts the run, or None. If a cron starts the run, the new thread of the
@@ -775,7 +775,7 @@ class RunEvents:
             case "messages":
                 yield from self._iter_message_events(*data)
             case _:
-                yield stream_mode, _remove_configs_from_stream_data(stream_mode, data)
+                yield stream_mode, _reduce_configs_in_stream_data(stream_mode, data)
 
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
@@ -797,8 +797,8 @@ class RunEvents:
         yield "messages/partial", [message_chunk_to_message(accumulated)]
 
 
-def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
-    """Shorten the configs in the data of a `checkpoints` or `debug` event.
+def _reduce_configs_in_stream_data(stream_mode: str, data: Any) -> Any:
+    """Reduce the configs in the data of a `checkpoints` or `debug` event.
 
     See `replace_configs_of_streamed_checkpoint_by_ids` for the reason and the resulting format.
     """

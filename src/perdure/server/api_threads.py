@@ -40,7 +40,7 @@ Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
 """Metadata that is stored with a thread.
 
-If the metadata names an owner, the name must not be blank.
+The names of users in the metadata, `owner` and `user_id`, must not be blank.
 """
 ThreadIds = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 MAX_THREADS_READ: Final = 1_000
@@ -68,7 +68,7 @@ class Lifetime(BaseModel):
 
 
 def _wrap_ttl_minutes_in_dict(value: Any) -> Any:
-    """Return a time to live as a dict. Any other value, such as a number, is used as minutes."""
+    """Return a time to live as a dict. A value that is not a dict is taken as minutes."""
     return value if isinstance(value, dict) else {"ttl": value}
 
 
@@ -128,7 +128,10 @@ class Prune(BaseModel):
 @routes.post("/threads")
 @set_required_action("threads:create")
 async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
-    """Create a thread."""
+    """Create a thread, and apply the state updates in `supersteps` to it.
+
+    If the thread exists and `if_exists` is `do_nothing`, the existing thread is returned unchanged.
+    """
     arguments = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
     permitted = await call.authorize_arguments(arguments | {"metadata": body.metadata or {}})
     ttl = body.ttl.time_to_live() if body.ttl else None

@@ -113,7 +113,8 @@ class Assistants:
                 to it.
 
         Raises:
-            VersionConflict: An assistant with this id exists.
+            VersionConflict: An assistant with this id exists, and it is not returned because of
+                `if_exists`.
             Forbidden: The caller would have no access to an assistant with this metadata.
             UnknownGraph: The graph is not served.
         """
@@ -170,7 +171,8 @@ class Assistants:
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
         """Make the given version of an assistant its latest version.
 
-        See `update` for the exceptions.
+        See `update` for the exceptions. UnknownAssistant is also raised if there is no such
+        version.
         """
         key = self._require_changeable_and_canonicalize_assistant_id(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
@@ -542,7 +544,7 @@ async def delete_assistant(
 ) -> None:
     """Delete an assistant and all its versions.
 
-    The assistant's threads are deleted too if the request asks for it.
+    With `delete_threads`, the assistant's threads that the caller can access are deleted, too.
     """
     assistant = await assistants.get(assistant_id)
     if delete_threads:

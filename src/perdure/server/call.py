@@ -171,11 +171,10 @@ class Call:
     ) -> None:
         """Raise an error if the user may not see the memories in a thread's model views.
 
-        A model view is a recorded request to a model. It contains the memories that a run recalled.
+        A model view is a recorded request to a model. It can contain memories that a run recalled.
         A model view is visible to the person to whom the thread belongs, and to callers who are
-        permitted to act on that person's
-        behalf. If the thread does not belong to anyone, its model views are visible to everyone who
-        has access to the thread.
+        permitted to act on that person's behalf. If the thread does not belong to anyone, its model
+        views are visible to everyone who has access to the thread.
 
         Args:
             thread_id: The thread, to which the caller has access.

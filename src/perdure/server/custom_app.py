@@ -71,18 +71,18 @@ class CustomApp:
         self._state: dict[str, Any] = {}
 
     def run_lifespan(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that runs the application's startup and shutdown handlers."""
+        """Return a context manager that runs the custom application's startup and shutdown code."""
         return self._app.router.lifespan_context(self._app)
 
     def set_lifespan_state(self, state: dict[str, Any] | None) -> None:
-        """Save the state that the application's lifespan context manager yielded.
+        """Save the state that the custom application's lifespan context manager yielded.
 
         The values in `state` are copied to each request's `request.state`.
         """
         self._state = dict(state or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the user and pass the request to the application."""
+        """Identify the user and pass the request to the custom application."""
         state = scope["app"].state
         try:
             identity = await identify_caller(HTTPConnection(scope))

@@ -1,9 +1,9 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
-Events in memory may contain erased messages. Therefore, each event stream checks twice a second
-whether messages have been erased from its thread. The
-erasure counts of all threads with an event stream are read in a single query, because one query per
-stream would use more CPU time than sending the events.
+Events in memory may contain erased messages. Therefore, an event stream checks before it sends
+events, but at most twice a second, whether messages have been erased from its thread. The erasure
+counts of all threads with an event stream are read in a single query, because one query per stream
+would use more CPU time than sending the events.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ErasureCounts:
 
     @contextmanager
     def cache_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
-        """Read the erasure count of a thread with each query until the `with` block ends."""
+        """Include a thread in each query for erasure counts until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
             yield

@@ -190,8 +190,8 @@ async def _build_run_request_from_interrupt_answers(
 async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Check that the caller is permitted to read the thread, and return the thread's event log.
 
-    The log is closed when the thread is deleted. A thread that is created with the id of a deleted
-    thread gets a new event log.
+    The log is closed when the thread is deleted or the server shuts down. A thread that is created
+    with the id of a deleted thread gets a new event log.
     """
     await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -339,13 +339,13 @@ class ThreadSocket:
         self._readers[subscription_id] = group.create_task(self._forward_events(feed, subscription))
 
     async def _forward_events(self, feed: EventLog, subscription: Subscription) -> None:
-        """Send the events of a subscription. Close the websocket when the thread is deleted."""
+        """Send the events of a subscription. Close the websocket when the event log is closed."""
         source = self._call, self._runs, feed, self._websocket
         async for entries in _iter_subscribed_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "json_bytes"))
-        # The loop over the thread's events ends only if the thread is deleted, so close the
-        # websocket.
+        # The loop over the thread's events ends only if the thread was deleted or the server is
+        # shutting down, so close the websocket.
         await self._websocket.close()
 
     async def _send_bytes(self, data: bytes) -> None:
@@ -354,6 +354,8 @@ class ThreadSocket:
 
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with the code 4000 plus the HTTP status.
+
+        For an error without an HTTP status, such as a lost event, the code is 1013.
 
         The close code includes the HTTP status, because the close code is the only status that a
         browser script can read from a websocket.

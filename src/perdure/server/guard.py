@@ -317,10 +317,10 @@ async def _store_identity_in_scope(scope: Scope) -> None:
 def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     """Refuse cross-site request forgery.
 
-    A request is refused if the browser sent it on behalf of a page from another site. A request
-    with neither a Sec-Fetch-Site nor an Origin header is assumed not to come from a browser. A
-    request with a session cookie always comes from a browser, so it is refused if it has neither a
-    Sec-Fetch-Site nor an Origin header.
+    A request is refused if the browser sent it on behalf of a page from another site. If a request
+    has neither a Sec-Fetch-Site nor an Origin header, the session cookie decides. Without a session
+    cookie, the request is assumed not to come from a browser, and is accepted. With a session
+    cookie, it comes from a browser, and is refused.
 
     These rules follow `http.CrossOriginProtection` in Go's standard library, and the section "Fetch
     Metadata headers" of the OWASP cheat sheet on cross-site request forgery.
@@ -455,8 +455,9 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 class EncodedSlashes:
     """Replaces encoded slashes in a request path with NUL characters, which never occur in ids.
 
-    `call.PathId` converts the NUL characters in an id back to slashes. NUL characters are used
-    because servers decode `%2F` to a slash before routing (see `path` in the ASGI specification).
+    `call.PathId` converts the NUL characters in an id back to slashes. Without this replacement,
+    the router would split an id at its slashes, because servers decode `%2F` to a slash before
+    routing (see `path` in the ASGI specification).
     """
 
     def __init__(self, app: ASGIApp) -> None:

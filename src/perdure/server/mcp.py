@@ -115,7 +115,7 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
-    """Run a tool if the caller may use it, and record any changes in the audit log."""
+    """Run a tool, and record the call in the audit log if the tool's action changes data."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
     try:

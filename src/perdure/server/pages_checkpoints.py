@@ -341,7 +341,7 @@ async def preview_pruning(
 @routes.post("/ui/prune")
 @set_required_action("threads:update")
 async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form()]) -> Response:
-    """Apply a pruning rule to a thread, or redirect to a preview of what the rule would prune."""
+    """Apply a retention rule to a thread, or redirect to a preview of what it would remove."""
     if rule.preview:
         rule_fields = rule.model_dump(exclude_defaults=True, exclude={"preview"})
         return redirect_to("/ui/prune", id=target.id, **rule_fields)

@@ -117,7 +117,7 @@ async def authorize_namespace_and_request_fields(
 
 
 async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarget:
-    """Check that the caller is permitted to access the requested item."""
+    """Check that the caller is permitted to access an item, and return its namespace and key."""
     if not requested.key:
         raise ConfigurationError("the request does not name an item; add ns=…&key=… to the URL")
     permitted = await authorize_namespace_and_request_fields(
@@ -129,7 +129,7 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
 async def _permit_item_change(
     call: CurrentCall, requested: RequestedItem, new_key: FormText = ""
 ) -> ItemTarget:
-    """Check that the caller is permitted to change the requested item.
+    """Check that the caller is permitted to change an item, and return its namespace and key.
 
     The key of a new item comes from the HTML form.
     """

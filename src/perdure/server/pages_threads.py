@@ -372,8 +372,8 @@ async def load_page_of_turns(
 
     Returns:
         A dict with `turns`, oldest first, and with `before` and `order`, which are the arguments
-            for loading the previous page. `before` and `order` are None if there is no previous
-            page.
+            for loading the page of earlier turns. `before` and `order` are None if there are no
+            earlier turns.
     """
     items = await saver.ahistory(
         thread_id, checkpoint_ns=ns, ends=(0, _MAX_ITEMS + 1), before=before_position

@@ -46,7 +46,8 @@ class Sender(NamedTuple):
         caller: The user who sent the request.
         acting_for: The person for whom the caller acts, or None.
         may_act: Whether the caller may act for others.
-        author: The user who wrote the message in the run's input, or None without a new message.
+        author: The user who wrote the message in the run's input, or who edited a tool call in an
+            answer. None if the run has neither.
         deed: The operation of the caller; one of `CALLER_DEEDS`.
         teams: The teams of the caller, or of the person for whom the caller acts.
     """

@@ -37,7 +37,7 @@ class Run:
         row: The row of the run, as this process last read or stored it.
         tenant: The tenant of the database, or None.
         user: The user who requested the run.
-        request: The request of the client. Its input is dropped after the graph has ended.
+        request: The request of the client. Its input and config are dropped when the run has ended.
         temporary: Whether the thread is deleted when the run ends.
         protocol: `"run"` if the events go to readers of the run, `"thread"` if they go to readers
             of its thread.
@@ -286,13 +286,16 @@ class Run:
             self.cancel(new_row.live.cancel_action)
 
     async def wait_until_ended(self) -> None:
-        """Wait until the run has ended. If the waiting caller is cancelled, the run continues."""
+        """Wait until `has_ended` is True. If the waiting caller is cancelled, the run continues."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
     @contextlib.contextmanager
     def mark_executing_during_block(self) -> Iterator[None]:
-        """Mark the run as being executed by this process for the duration of the `with` block."""
+        """Mark the run as being executed by this process for the duration of the `with` block.
+
+        The results of an earlier execution are reset.
+        """
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
@@ -341,7 +344,7 @@ class Run:
         )
 
     def raise_if_stopped(self) -> None:
-        """Raise `CancelledError` if the run was cancelled or this process no longer owns it."""
+        """Raise `CancelledError` if the run was cancelled or `ownership_lost` is True."""
         if self.cancelled or self.ownership_lost:
             raise asyncio.CancelledError
 
@@ -355,7 +358,7 @@ class Run:
         self.free_output()
 
     def free_input(self) -> None:
-        """Free the run's input and config, which are no longer needed after the graph has ended."""
+        """Free the run's input and config, which are no longer needed after the run has ended."""
         dropped = {"input": None, "command": None, "context": None, "config": ClientConfig()}
         self.request = self.request.model_copy(update=dropped)
 

@@ -317,7 +317,7 @@ class EventLog:
         account: The account that counts the memory of the events, or None.
 
     Attributes:
-        first: The number after which a reader begins that has not received any event.
+        first: A reader that has not received any event starts with the event after this number.
         last: The number of the newest event.
         last_dropped: The number of the newest event that is no longer kept in memory, or 0.
         last_stored: The number of the newest event that is stored in the database, or 0.

@@ -105,9 +105,8 @@ class ThreadPool:
     """A pool of daemon threads that start tasks in submission order.
 
     A new thread is started only if all threads in the pool are busy, up to `max_threads`. If a
-    caller waits for each
-    task to finish before submitting the next one, all its tasks run in the same thread and can
-    reuse the thread's connection and caches.
+    caller waits for each task to finish before submitting the next one, all its tasks run in the
+    same thread and can reuse the thread's connection and caches.
 
     Args:
         max_threads: The maximum number of threads.
