@@ -28,10 +28,12 @@ class Merge:
 
     Attributes:
         head: The head before the put.
-        versions: The channels whose values are copied from the head, with their new versions.
+        versions: The channels whose values are copied from the head, with the versions that they
+            have in the new checkpoint.
         written: For a state update, the channels that the update has written. All other channels
             are copied from the head. None for a run's checkpoint.
-        keeps_head: If the put cannot be merged, the checkpoint that is the head after the put.
+        keeps_head: If the put cannot be merged, the checkpoint that is the head after the put. None
+            if the put is merged.
     """
 
     head: Snapshot
@@ -40,7 +42,11 @@ class Merge:
     keeps_head: Snapshot | None = None
 
     def copy_head_channels_into(self, snapshot: Snapshot) -> None:
-        """Copy the channels selected by the merge from the head to the new checkpoint."""
+        """Copy the channels selected by the merge from the head to the new checkpoint.
+
+        The head becomes the parent of the new checkpoint. If the put cannot be merged, nothing is
+        changed.
+        """
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
@@ -126,9 +132,8 @@ def extract_merge_epoch_from_version_bits(channel_version: Any) -> int | None:
 def parse_whole_part_of_version(version: Any) -> int | None:
     """Return the integer part of a channel version, or None if the version has none.
 
-    Channel versions are ordered by their integer parts.
-
-    The fractional part of a version is random or zero.
+    Channel versions are ordered by their integer parts. The fractional part of a version is random
+    or zero.
 
     >>> [parse_whole_part_of_version(version) for version in (7, "007.25", "x")]
     [7, 7, None]

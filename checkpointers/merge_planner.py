@@ -288,7 +288,8 @@ class MergePlanner:
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
         """Finish a merge after the new checkpoint has been stored.
 
-        If the new checkpoint is a state update and a task of the run failed or was interrupted, the
+        If the put could not be merged, the thread's list entry is updated from the kept head. If
+        the new checkpoint is a state update and a task of the run failed or was interrupted, the
         update's values are copied into the run's checkpoint, which then becomes the head again.
 
         Args:
@@ -449,7 +450,11 @@ class MergePlanner:
     def _find_last_merged_state_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the latest state update merged into the head, or the head if there is none."""
+        """Return the latest state update merged into the head, or the head if there is none.
+
+        The head is also returned if the update's values of `channels` differ from those of the
+        head.
+        """
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_merged_channels_unread_by_run(snapshot):
@@ -496,15 +501,15 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base_checkpoint: Sna
     the channel, it has read the merged value only if its new checkpoint contains the same version
     as `base_checkpoint`.
     """
-    version, taken_version = (
+    version, merged_version = (
         put.checkpoint["channel_versions"].get(channel),
         base_checkpoint.channel_versions[channel],
     )
     if channel in put.new_versions:
         return (extract_merge_epoch_from_version_bits(version) or 0) >= (
-            extract_merge_epoch_from_version_bits(taken_version) or 0
+            extract_merge_epoch_from_version_bits(merged_version) or 0
         )
-    return bool(version == taken_version)
+    return bool(version == merged_version)
 
 
 def _find_channels_written_since(current_head: Snapshot, base_checkpoint: Snapshot) -> set[str]:
@@ -593,9 +598,10 @@ def try_making_run_checkpoint_head_again(
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again after a state update has replaced it.
 
-    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted. If one
-    of the run's tasks stores writes after the state update, the run was still active when the
-    update was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
+    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted.
+    Because a task of the run stores writes after the state update, the run was still active when
+    the update was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for
+    details.
 
     Args:
         reader: The reader of the database.
@@ -636,7 +642,7 @@ def avoid_task_id_clash_and_get_new_task_id_and_path(
 
     LangGraph's `update_state` sometimes stores its own writes under the id of one of the run's
     tasks. To avoid this conflict, the writes of the state update are stored under a new, random
-    task id.
+    task id. If they are stored already, they are moved to the new id.
 
     Args:
         reader: The reader of the database.
@@ -645,7 +651,7 @@ def avoid_task_id_clash_and_get_new_task_id_and_path(
         stored_row: The path and the body of the writes that are stored under the id of the task.
 
     Returns:
-        The id and the path under which the present writes are to be stored.
+        The id and the path under which the writes of `request` are to be stored.
     """
     new_task_id, (path, body) = str(uuid4()), stored_row
     if is_update_path(request.task_path):

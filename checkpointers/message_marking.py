@@ -1,8 +1,9 @@
-"""Let the server mark messages that a run stores, in all channels and subgraphs.
+"""Define the interface through which the server marks messages that a run stores.
 
-langgraph stores the messages of a run through the checkpointer, whichever channel type or subgraph
-contains them. The checkpointer therefore passes what it loads and stores to the `MessageMarker` of
-the run.
+The server marks messages that the person to whom the thread belongs did not write; see the server's
+module `message_authors`. langgraph stores the messages of a run through the checkpointer, whichever
+channel type or subgraph contains them. The checkpointer therefore passes what it loads and stores
+to the `MessageMarker` of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class MessageMarker(Protocol):
         """Return a checkpoint with marked messages. The given checkpoint is not changed."""
 
     def build_metadata(self, address: Address) -> dict[str, Any]:
-        """Return metadata to add to that of a checkpoint that the run stores."""
+        """Return entries to add to the metadata of a checkpoint that the run stores."""
 
     def mark_messages_in_writes(
         self, address: Address, writes: Sequence[tuple[str, Any]]
@@ -37,8 +38,8 @@ class MessageMarker(Protocol):
         """Return the writes of a task with marked messages. The given writes are not changed."""
 
     def mark_messages(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """Return a list of messages in which messages are marked."""
+        """Return messages of the run's state as the run would store them, marked or not."""
 
 
 MESSAGE_MARKER: ContextVar[MessageMarker | None] = ContextVar("MESSAGE_MARKER", default=None)
-"""The marker of the run in whose context the code runs, or None if no messages are marked."""
+"""The marker of the run in whose context the code is executed, or None to mark no messages."""

@@ -38,6 +38,8 @@ def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
     """Return the kind of a class: enum, pydantic model, dataclass or named tuple.
 
     The result is `"enum"`, `"model"`, `"dataclass"`, `"namedtuple"`, or None for any other class.
+    None is also returned for a dataclass that inherits from a built-in class other than `object`,
+    because its attributes are not all of its data.
     """
     bases = cls.__mro__
     if enum.Enum in bases:
@@ -120,9 +122,10 @@ def explain_missing_class(module: str, name: str) -> str:
 
 
 def read_instance_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance.
+    """Return the attributes of an instance of a class with a kind, by name.
 
-    In the returned dict, the class's fields come first, in definition order.
+    In the returned dict, the class's fields come first, in definition order, and other attributes
+    follow, sorted by name. For a member of an enum, the dict has the single key `value`.
 
     Private attributes of models are left out. Values cached by `functools.cached_property` are left
     out too, because they are recomputed on access. The attribute `__orig_class__`, which `typing`
@@ -234,6 +237,7 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
 
     A `Flag` value can combine several members.
     """
+    # The value of a member may be a tuple that was stored as a list.
     for candidate in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
             member_value = object.__getattribute__(member, "_value_")

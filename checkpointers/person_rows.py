@@ -2,9 +2,11 @@
 
 A person's rows are the rows of the person's threads, runs, crons and webhooks. A thread belongs to
 the person whose name is the `user_id` in the metadata of the thread's head. If there is no
-`user_id`, the thread belongs to its `owner`. A run belongs to the same person as its thread. A run
-or cron without a thread belongs to the user on whose behalf it was created or, if that is not
-recorded, to the user who created it.
+`user_id`, the thread belongs to its `owner`. The runs, crons and webhooks of a thread belong to the
+same person as the thread. A cron or a stateless run's webhook without a thread belongs to the
+person on whose behalf it was created or, if that is not recorded, to the user who created it.
+
+Some methods also list runs, crons and checkpoints of the person on threads of other people.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class PersonRows:
     # -- reading
 
     def list_thread_ids(self) -> list[str]:
-        """Return the ids of the person's threads, sorted."""
+        """Return the sorted ids of the person's threads."""
         query, threads = (
             self._build_query_for_threads_that_may_be_of_person(),
             ThreadList(self.saver),
@@ -151,9 +153,9 @@ class PersonRows:
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
     def list_own_runs_on_threads_of_others(self, own_thread_ids: frozenset[str]) -> list[RunRow]:
-        """Return the runs that belong to the person but are on other people's threads.
+        """Return the runs on other people's threads that concern the person.
 
-        A run belongs to the person if the person started it or if it uses the person's memories.
+        These are the runs that the person started and the runs that use the person's memories.
         """
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
@@ -169,7 +171,10 @@ class PersonRows:
     def list_other_thread_ids_with_own_checkpoints(
         self, own_thread_ids: frozenset[str]
     ) -> list[str]:
-        """Return ids of other people's threads that contain checkpoints from the person's runs."""
+        """Return the ids of other people's threads in which runs of the person put checkpoints.
+
+        The person's name is then in the checkpoint's metadata under `CALLER`.
+        """
         addresses = self.saver._listing.iter_addresses_and_row_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_thread_ids]
@@ -177,13 +182,15 @@ class PersonRows:
     def list_own_crons_and_crons_on_other_threads(
         self, own_thread_ids: frozenset[str]
     ) -> tuple[list[CronRow], list[CronRow]]:
-        """Return the person's crons.
+        """Return the person's crons, and other people's crons that concern the person.
 
         Args:
             own_thread_ids: The ids of the person's threads.
 
         Returns:
-            The crons of the person, and the crons that the person made on other people's threads.
+            Two lists. The first contains the crons of the person. The second contains the other
+            crons that the person created or that run on behalf of the person. They belong to
+            another person's thread or, if they have no thread, to another person.
         """
         crons, on_other_threads = list[CronRow](), list[CronRow]()
         for row in self._read_rows("all_crons"):
@@ -220,7 +227,11 @@ class PersonRows:
         return run_ids
 
     def list_live_runs(self, own_thread_ids: frozenset[str]) -> list[LiveRun]:
-        """Return the person's unfinished runs, including pending and delayed runs."""
+        """Return the person's unfinished runs, including pending and delayed runs.
+
+        Runs on threads of others are included if they use the person's memories, or if the person
+        started them and they do not record whose memories they use.
+        """
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_thread_ids
         sent_ids = {
@@ -308,6 +319,7 @@ class PersonRows:
                 # A server process holds this lock for its whole lifetime. If the lock is free, the
                 # process has ended.
                 return False
+        # This process holds the lock.
         except AlreadyLocked:
             return True
         except StorageUnavailable as exc:

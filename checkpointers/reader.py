@@ -1,7 +1,7 @@
 """Read checkpoints, pending writes and log items.
 
 A flow is a generator that yields SQL statements and is sent the resulting rows. All statements
-yielded by a flow see the same database snapshot.
+yielded by a flow see the same database snapshot, up to a `LastRequest`, which ends the snapshot.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _KEY_BLOCK_SIZE: Final = 256
 
 
 class StoredCheckpoint(NamedTuple):
-    """A stored checkpoint, with the cached data of its thread and the key of its namespace."""
+    """A stored checkpoint, with its thread's cached data and its namespace's key."""
 
     thread: Thread
     namespace_key: int
@@ -111,8 +111,8 @@ class CheckpointReader:
             address: The address.
             row_key: The row key of the checkpoint, if it is known. The checkpoint is searched by
                 its id only if no row has this key.
-            separate_request: Whether the statement is sent as a separate request. Later statements
-                might then see a newer state of the database.
+            separate_request: Whether to send the statement that reads the head as a `LastRequest`.
+                Later statements might then see a newer state of the database.
 
         Returns:
             The checkpoint, or None if it does not exist.
@@ -183,10 +183,10 @@ class CheckpointReader:
     def _get_cached_or_new_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if it is valid, otherwise a new `Thread`.
+        """Return the cached thread if it is valid, otherwise a new `Thread` without data.
 
-        The cached thread is valid if `is_cache_valid` is True and the thread's key, generation and
-        latest removal number match the arguments. A new `Thread` contains no data.
+        The cached thread is valid if `is_cache_valid` is True and the thread's key and generation
+        match the arguments. The third number, of the newest removal, is used for a new `Thread`.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -339,7 +339,11 @@ class CheckpointReader:
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether the head at an address is cached and has at most `max_items` items."""
+        """Return whether the head at an address is cached and has at most `max_items` items.
+
+        Only the items of lists and dicts count. The result is False for an address with a
+        checkpoint id.
+        """
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
@@ -350,7 +354,11 @@ class CheckpointReader:
         )
 
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return a namespace's head from the cache, or None unless all of its items are cached."""
+        """Return a namespace's committed head from the cache.
+
+        Return None if the head, or any item of its values, is not cached, or if `address` has a
+        checkpoint id.
+        """
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -363,6 +371,7 @@ class CheckpointReader:
                 continue
             if ref[0] == SNAPSHOT:
                 ref = ref[1]
+            # A reference of any other kind has no log, so the head then counts as not cached.
             log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
             if log is None:
                 return None
@@ -455,7 +464,7 @@ class CheckpointReader:
         )
 
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """Read the value that a stored reference points to.
+        """Read the value that a stored reference points to, without a `Thread` object.
 
         Log items that are already cached are not read from the database again.
         """
@@ -469,7 +478,10 @@ class CheckpointReader:
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, address: Address) -> Flow[bool]:
-        """Return whether the checkpoint at an address is the head of its namespace."""
+        """Return whether a checkpoint is the head of its namespace.
+
+        `address` contains the id of the checkpoint.
+        """
         packed_id = encode_id_for_storage(address.checkpoint_id)
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
@@ -623,6 +635,7 @@ class CheckpointReader:
                 if log.has_no_repeated_items(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
+            # A transcript that was not stored equals the value, in which items can be repeated.
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
@@ -631,9 +644,10 @@ class CheckpointReader:
 
         The keys are returned in descending order. If this process has fewer than `count` reserved
         keys left, it reserves another block of keys in the database. Each block contains more than
-        `count` keys, so most calls need no database access. After the commit, the unused keys must
-        be passed to `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between
-        transactions, a transaction must allocate keys before its other writes.
+        `count` keys, so most calls need no database access. The caller takes the keys that it needs
+        from the end of the list. After the commit, it must pass the remaining keys to
+        `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between transactions, a
+        transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:

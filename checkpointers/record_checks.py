@@ -49,10 +49,10 @@ _MAX_COUNT: Final = 1 << 48
 
 
 class _LogPositions:
-    """The positions of all items in a log, sorted, for validating the log ranges of values."""
+    """The sorted positions of all items and aliases in a log, for validating ranges of values."""
 
-    def __init__(self, order: Sequence[int]) -> None:
-        self.order = order
+    def __init__(self, sorted_positions: Sequence[int]) -> None:
+        self.sorted_positions = sorted_positions
 
     def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in a value's stored log ranges exist.
@@ -65,11 +65,12 @@ class _LogPositions:
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
             _require(type(start) is int and type(length) is int and start >= 0 < length, "a range")
             stop = start + length
-            rows = bisect_left(self.order, stop) - bisect_left(self.order, start)
-            _require(rows == length, f"items {start} to {stop}")
+            first = bisect_left(self.sorted_positions, start)
+            item_count = bisect_left(self.sorted_positions, stop) - first
+            _require(item_count == length, f"items {start} to {stop}")
             total += length
         _require(
-            total <= (compute_max_log_range_count(total) + 1) * len(self.order),
+            total <= (compute_max_log_range_count(total) + 1) * len(self.sorted_positions),
             "the number of items of a value",
         )
 

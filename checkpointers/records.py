@@ -1,4 +1,4 @@
-"""Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
+"""Encrypt and decrypt the rows of checkpoints, items, pending writes, threads, runs and crons.
 
 The `encrypt_…` functions build the bytes that are stored in a row, and the `decrypt_…` functions
 decode them. Without an encryption key, rows are stored unencrypted, and each row is protected by a
@@ -88,23 +88,25 @@ def decode_stored_id(stored_id: bytes | str | None) -> str | None:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def build_row_key(table_key: int, seq_or_position: int) -> int:
-    """Return the key of a row.
+def build_row_key(namespace_or_log_key: int, seq_or_position: int) -> int:
+    """Return the row key of a checkpoint or of an item.
 
     Args:
-        table_key: The key of the namespace of a checkpoint, or of the log of an item.
+        namespace_or_log_key: The key of the checkpoint's namespace, or of the item's log.
         seq_or_position: The sequence number of the checkpoint, or the position of the item.
     """
-    return table_key << 32 | seq_or_position
+    return namespace_or_log_key << 32 | seq_or_position
 
 
-def build_row_key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """Convert a range of checkpoint or item numbers to the half-open range of their row keys.
+def build_row_key_range(
+    namespace_or_log_key: int, start: int = 0, stop: int = 1 << 32
+) -> tuple[int, int]:
+    """Convert a range of sequence numbers or positions to the half-open range of their row keys.
 
-    A checkpoint's number is its sequence number within the namespace. An item's number is its
-    position in the log.
+    The numbers are sequence numbers of a namespace's checkpoints, or positions of a log's items.
     """
-    return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
+    first_key = namespace_or_log_key << 32
+    return first_key + start, first_key + min(stop, 1 << 32)
 
 
 def compute_item_and_alias_position_ranges(
@@ -188,11 +190,12 @@ def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
         checkpoint_key: The row key of the checkpoint.
     """
     rows_by_id = {row[1]: row for row in rows}
-    at = next((row for row in rows if row[0] == checkpoint_key), None)
+    ancestor = next((row for row in rows if row[0] == checkpoint_key), None)
     lineage: dict[int, Row] = {}
-    while at is not None and at[0] not in lineage:
-        lineage[at[0]] = at
-        at = rows_by_id.get(at[2])
+    # A damaged database can contain a cycle of parents.
+    while ancestor is not None and ancestor[0] not in lineage:
+        lineage[ancestor[0]] = ancestor
+        ancestor = rows_by_id.get(ancestor[2])
     return [*lineage.values()]
 
 
@@ -365,7 +368,7 @@ def encrypt_thread_list_entry_and_build_search_keys(
             is unknown.
 
     Returns:
-        The entry and the search keys. The keys are None if the head must be read to match a search.
+        The entry and the search keys. The keys are None if a search must decrypt the thread's row.
     """
     entry = [
         *(title or (None, None)),
@@ -437,10 +440,15 @@ def fold_search_text(text: str) -> bytes:
 
 
 def iter_search_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """Yield the tags of all strings and numbers in the metadata.
+    """Yield the tags of all strings and numbers in metadata.
 
     Values nested deeper than `_TAG_LEVELS` are skipped. A list element's tag does not depend on its
     index.
+
+    Args:
+        seal: Has the key of the hashes.
+        value: The metadata, or a value in it.
+        path: The keys under which the value is nested in the metadata.
     """
     if len(path) > _TAG_LEVELS:
         return

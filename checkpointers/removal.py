@@ -242,7 +242,10 @@ class Remover:
             self._ancestors.discard(id(value))
 
     def is_erased(self, value: Any, context: ValueContext) -> bool:
-        """Return whether a value is an erased message or a tool call from an erased message."""
+        """Return whether a value is an erased message or a tool call from an erased message.
+
+        A message that has one of the erased ids is also recorded in `removed_messages`.
+        """
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
@@ -295,9 +298,9 @@ class Remover:
         )
 
     def _contains_erased_text(self, text: str, context: ValueContext) -> bool:
-        """Return whether a string contains the text of an erased message.
+        """Return whether a string contains a text of an erased message.
 
-        The text comes from an object of a type that was registered with `StoredType`.
+        The string comes from an object of a type that was registered with `StoredType`.
         """
         is_in_task = context.describes_task and self._task_texts.has_part_of(text)
         return is_in_task or self._long_texts.has_part_of(text)
@@ -334,8 +337,8 @@ class Remover:
         """Return a dict that maps the name of each field that must change to its new value.
 
         In the returned dict, the special value `REMOVED` marks a field to be removed. The tool
-        message that answers an erased tool call is kept, but quotations of erased messages are
-        removed from it.
+        message that answers an erased tool call is kept, but its name and quotations of erased
+        messages are removed from it.
         """
         is_dict, is_message = (
             isinstance(value, dict),
@@ -346,13 +349,17 @@ class Remover:
             context = context._replace(in_kept_message=not is_result, describes_task=is_result)
         elif isinstance(value, Send | Interrupt):
             context = context._replace(describes_task=True)
-        inputs = context.is_input and not isinstance(value, BaseMessage)
+        is_input = context.is_input and not isinstance(value, BaseMessage)
         changed = {}
         for name, part in value.items() if is_dict else _get_instance_attributes(value).items():
             if is_result and name in _RESULT_FIELDS:
                 continue
-            texts = inputs and ((context.allows_bare_text and not is_dict) or name in self.channels)
-            new = self.remove_messages_from(part, context._replace(allows_bare_text=texts))
+            allows_bare_text = is_input and (
+                (context.allows_bare_text and not is_dict) or name in self.channels
+            )
+            new = self.remove_messages_from(
+                part, context._replace(allows_bare_text=allows_bare_text)
+            )
             if is_dict and type(name) is str and not context.in_kept_message:
                 is_erased = name in self._call_ids or self._quotes_erased_message(name, context)
                 new = REMOVED if is_erased else new
@@ -445,7 +452,7 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 
 
 def _build_message_comparison_key(message: BaseMessage) -> str:
-    """Return a comparison key.
+    """Return a key for comparing messages.
 
     Messages with equal content and tool calls have equal keys, even if their roles differ.
     """
@@ -460,7 +467,7 @@ def _list_tool_calls(message: BaseMessage) -> list[Any]:
 
 
 def _build_tool_call_key(call: Any) -> str:
-    """Return a comparison key. Tool calls with the same name and arguments have equal keys."""
+    """Return a key for comparing tool calls by their names and arguments."""
     return repr((call["name"], call["args"]))
 
 
@@ -471,8 +478,9 @@ class _MessageTexts(NamedTuple):
         call_ids: The ids of its tool calls.
         call_keys: The keys of its tool calls; see `_build_tool_call_key`.
         content_texts: The texts of its content, without short texts.
-        task_texts: The texts by which descriptions of tasks quote it, also in printed and JSON
-            form, without short texts.
+        task_texts: The texts by which descriptions of tasks quote it: its content, its id, and the
+            ids and arguments of its tool calls, as they are and in printed and JSON form, without
+            short texts.
     """
 
     call_ids: set[str]
@@ -526,13 +534,14 @@ def hash_message_type_id_and_content(hash_key: bytes, message: BaseMessage) -> s
 def split_remaining_and_removed_tasks_by_index(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
-    """Remove all `Send`s that contain or quote an erased message.
+    """Divide the `Send`s of a superstep into those that remain and those that are removed.
 
-    All other `Send`s keep their positions.
+    A `Send` is removed if it contains or quotes an erased message. All other `Send`s keep their
+    positions.
 
     Returns:
-        The remaining tasks, and the removed tasks by position. A removed task before a remaining
-        one is replaced by a task that never runs.
+        The list of remaining tasks, in which a task that never runs replaces each removed task
+        before a remaining one, and a dict of the removed tasks by position.
     """
     removed = {
         index: task
