@@ -100,8 +100,8 @@ def _erase_author(
     for row in rows_to_rewrite:
         yield from _remove_author_from_version(parts, row, author, hand_over=hand_over)
     if not hand_over:
-        present = [(row[0],) for row in found_rows.by_author if row[6] is None]
-        yield Statement(sql["shrink_namespace"], present, execute_many=True)
+        current_ids = [(row[0],) for row in found_rows.by_author if row[6] is None]
+        yield Statement(sql["shrink_namespace"], current_ids, execute_many=True)
         ids = [(row[0],) for row in found_rows.by_author]
         for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
             yield sql.build_batch_statement(statement, ids)

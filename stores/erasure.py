@@ -234,8 +234,8 @@ def _erase_and_return_matching_rows(parts: StoreParts, criteria: _Criteria) -> F
     paths = [(path,) for path in {row[1] for row in found_rows.rows}]
     for statement in ("drop_search_index", "count_namespace_change"):
         yield Statement(sql[statement], paths, execute_many=True)
-    present = [(row[0],) for row in found_rows.rows if row[6] is None]
-    yield Statement(sql["shrink_namespace"], present, execute_many=True)
+    current_ids = [(row[0],) for row in found_rows.rows if row[6] is None]
+    yield Statement(sql["shrink_namespace"], current_ids, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
         yield sql.build_batch_statement(statement, ids)
     emptied_namespaces = yield sql(

@@ -271,13 +271,13 @@ class Indexes:
             SnapshotOutdated: Another OS thread has read a newer state.
         """
         now, as_of, closed = selection.now, selection.as_of, list[Row]()
-        present = selection
+        current_selection = selection
         if as_of is not None:
             closed = yield from self.reader.read_closed_versions(selection)
-            present = replace(selection, now=as_of, as_of=None)
+            current_selection = replace(selection, now=as_of, as_of=None)
         chosen_ids = None
         if selection.filter is not None or selection.provenance is not None:
-            ids = yield from self.reader.read_matching_ids(present)
+            ids = yield from self.reader.read_matching_ids(current_selection)
             chosen_ids = np.array([*ids, *(number for _, number in closed)], np.int64)
         namespaces_statement = self.sql("namespaces_under", *prefix_range(selection.prefix))
         marks, rows = yield [self.sql("store_state"), namespaces_statement]
@@ -589,8 +589,8 @@ class Indexes:
                 index.remove_items(closed)
                 return
         rows = yield self.sql("present_ids", namespace.namespace_key)
-        present = np.array([number for (number,) in rows], np.int64)
-        index.remove_items(np.setdiff1d(index.rows["id"], present))
+        current_ids = np.array([number for (number,) in rows], np.int64)
+        index.remove_items(np.setdiff1d(index.rows["id"], current_ids))
 
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State

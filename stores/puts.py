@@ -423,7 +423,7 @@ class ItemWriter:
             totals.model = yield from self._record_model_and_get_its_number(model, located.pop())
         closings: list[tuple[int, int]] = []
         additions: list[NewVersion] = []
-        for put, present in zip(puts, chain.from_iterable(located), strict=True):
+        for put, current_row in zip(puts, chain.from_iterable(located), strict=True):
             (
                 namespace_key,
                 row,
@@ -435,7 +435,7 @@ class ItemWriter:
                 last_version,
                 last_closed_at,
                 first_id,
-            ) = present
+            ) = current_row
             is_alive = row is not None and (expires is None or expires > now)
             self._check_required_version(put, version if is_alive else 0)
             since = now

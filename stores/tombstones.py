@@ -167,7 +167,7 @@ class TombstoneReader:
 
     Args:
         sql: The statements of the store.
-        now: The present time, in microseconds since 1970.
+        now: The current time, in microseconds since 1970.
         imported: Namespace path and key of the tombstones that the same import has written. They
             are ignored, because the source contained both the tombstones and the items.
     """
@@ -191,9 +191,9 @@ class TombstoneReader:
         refused: list[set[str]] = [set() for _ in contents]
         unique = dict.fromkeys(candidate[1:] for candidate in candidates)
         pairs = [pair for pair in unique if pair not in self.imported]
-        present = yield from self._find_existing_tombstones(pairs)
+        existing = yield from self._find_existing_tombstones(pairs)
         for number, note_path, key in candidates:
-            if (note_path, key) in present:
+            if (note_path, key) in existing:
                 refused[number].add(key)
         return refused
 

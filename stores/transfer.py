@@ -379,10 +379,12 @@ def _write_imported_versions(
             continue
         rows = yield writer.sql("history", *row_key)
         newest = rows[-1] if rows else None
-        equal_row = next((row for row in rows if row[3] == item.version), None)
+        same_version_row = next((row for row in rows if row[3] == item.version), None)
         if item.version is None and newest is not None and newest[6] is None:
-            equal_row = newest
-        is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
+            same_version_row = newest
+        has_same_content = same_version_row is not None and _has_same_content(
+            writer, same_version_row, item.put
+        )
         is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
         # Do not overwrite an existing tombstone, because it records when the item was forgotten in
         # this database.
@@ -391,9 +393,14 @@ def _write_imported_versions(
             and bool(rows)
             and row_key not in imported_tombstones | state.imported_tombstones
         )
-        if not is_same and row_key in refused:
+        if not has_same_content and row_key in refused:
             continue
-        if item.version is not None and equal_row is not None and not is_same and not is_tombstone:
+        if (
+            item.version is not None
+            and same_version_row is not None
+            and not has_same_content
+            and not is_tombstone
+        ):
             namespace = decode_namespace_path(item.put.path)
             refusal = ImportFailed(
                 f"version {item.version} of {item.put.key!r} in {namespace!r} "
@@ -407,12 +414,12 @@ def _write_imported_versions(
             report += TransferReport(unsuitable=1)
         elif (
             is_own
-            or is_same
+            or has_same_content
             or (newest is not None and (item.version or _MAX_VERSION) <= newest[3])
         ):
-            is_present = item.version is not None and equal_row is newest and not is_own
-            present = newest if is_present else None
-            if present and present[6:8] == (None, None) and item.valid_to is not None:
+            is_newest = item.version is not None and same_version_row is newest and not is_own
+            current_row = newest if is_newest else None
+            if current_row and current_row[6:8] == (None, None) and item.valid_to is not None:
                 # Close the current version as of the end time of the imported version. A current
                 # version with an expiry time stays unchanged.
                 yield _build_close_version_statements(
@@ -478,13 +485,13 @@ def _insert_imported_version(
     If the key has a current version, that version is closed first. If the imported version is a
     closed one, it is closed afterwards.
     """
-    present = yield from writer.read_current_version_row(item.put)
-    namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
+    current_row = yield from writer.read_current_version_row(item.put)
+    namespace_key, row, version, created, valid_from, _, _, last_version, _, first_id = current_row
     valid_from_time = now if item.valid_from is None else item.valid_from
     if row is not None:
         valid_from_time = max(valid_from_time, valid_from + 1)
-        yield _build_close_version_statements(writer, present, valid_from_time, totals)
-    version_number = item.version or (version or last_closed or 0) + 1
+        yield _build_close_version_statements(writer, current_row, valid_from_time, totals)
+    version_number = item.version or (version or last_version or 0) + 1
     created_at = (
         item.created_at
         if item.created_at is not None
@@ -510,13 +517,13 @@ def _insert_imported_version(
 
 
 def _build_close_version_statements(
-    writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
+    writer: ItemWriter, current_row: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
     """Build the SQL statements that close a current version.
 
-    `present` is the row of the current version, as returned by `read_current_version_row`.
+    `current_row` is the row of the current version, as returned by `read_current_version_row`.
     """
-    namespace_key, row, _, _, valid_from, _, size, *_ = present
+    namespace_key, row, _, _, valid_from, _, size, *_ = current_row
     totals.add_namespace_growth(namespace_key, -1, -size)
     return writer.build_close_version_statements([(max(valid_to, valid_from + 1), row)])
 
