@@ -43,9 +43,10 @@ class SQLiteStore(WholeStore):
             provenance, words and vectors are encrypted with AES-GCM. Namespaces, the keys of items
             and times are not encrypted. The default is the environment variable `PERDURE_KEY`, if
             it is set.
-        text_index: With a key, how the words of an item are stored. `"sealed"` encrypts them.
-            `"keyed"` stores keyed hashes: indexes load faster, typing errors are not corrected, and
-            the file reveals which items share words.
+        text_index: With a key, how words are stored in the search indexes, which are encrypted in
+            both cases. `"sealed"` stores the words, and search works in full. `"keyed"` stores
+            keyed hashes of the words. Typing errors are then not corrected, and synonyms are not
+            found.
         vectors: The number type in which vectors are stored. None uses the type of the file, or
             `"int8"` in a new file, which takes a quarter of the space of `"float32"`.
         approximate_above: The number of vectors in a namespace above which search is approximate.
