@@ -224,7 +224,9 @@ class WholeStore(DatabaseOwner, Store):
             prefix_range(self._parts.resolve_prefix(prefix)),
             _compute_version_retention_bounds(rule, self._parts.now()),
         )
-        drop = partial(self._drop_and_count_batch_of_past_versions, prefix_bounds, retention_bounds)
+        drop = partial(
+            self._drop_and_count_batch_of_closed_versions, prefix_bounds, retention_bounds
+        )
         total = dropped = self.database.write(drop, deletes_rows=True)
         while dropped == _BATCH_ROWS:
             dropped = self.database.write(drop, deletes_rows=True)
@@ -235,7 +237,7 @@ class WholeStore(DatabaseOwner, Store):
 
     aretain = make_async_twin(retain)
 
-    def _drop_and_count_batch_of_past_versions(
+    def _drop_and_count_batch_of_closed_versions(
         self, prefix_bounds: tuple[bytes, bytes], retention_bounds: tuple[int, int]
     ) -> Flow[int]:
         """Remove one batch of closed versions in a transaction, and return their number."""
