@@ -68,6 +68,7 @@ class JsonLinesReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._conversations: dict[str, tuple[Conversation, _MessageIdsFromRoot]] = {}
+        # The LangGraph states in the file: the time, the exported object and the thread id of each.
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
         # Maps each user to a conversation that collects the user's messages from lines with a
@@ -80,9 +81,9 @@ class JsonLinesReader:
     def build_conversations(self) -> list[Conversation]:
         """Build the conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
-        for created_at, state, name in states:
+        for created_at, state, thread_id in states:
             self._add_messages_to_thread(
-                name, state, None if created_at == math.inf else created_at
+                thread_id, state, None if created_at == math.inf else created_at
             )
         unnamed_messages = (
             self._build_conversation_with_provisional_id(self._stem, group)
@@ -94,31 +95,36 @@ class JsonLinesReader:
             *unnamed_messages,
         ]
 
-    def add_conversation(self, line_number: str, conversation: Mapping[str, Any]) -> None:
+    def add_conversation(self, line_number: str, exported: Mapping[str, Any]) -> None:
         """Add a conversation from an object that contains a list of messages.
 
-        LangGraph states are sorted by time before they are added, because a state history lists the
-        newest state first.
+        LangGraph states are only collected here. `build_conversations` sorts them by time before it
+        adds their messages, because a state history lists the newest state first.
+
+        Args:
+            line_number: The position of the object in the file, such as "3" or "3.1".
+            exported: The object.
+
+        Raises:
+            MalformedPart: `messages` is not a list.
         """
-        if "messages" not in conversation:
-            conversation = {**conversation, "messages": conversation["values"]["messages"]}
-        if not isinstance(conversation["messages"], list):
+        if "messages" not in exported:
+            exported = {**exported, "messages": exported["values"]["messages"]}
+        if not isinstance(exported["messages"], list):
             raise MalformedPart("'messages' is not a list")
-        names = (find_value_at_path(conversation, *path) for path in _THREAD_ID_PATHS)
+        names = (find_value_at_path(exported, *path) for path in _THREAD_ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:
             self._unnamed.append(
                 self._build_conversation_with_provisional_id(
-                    f"{self._stem}-{line_number}", conversation
+                    f"{self._stem}-{line_number}", exported
                 )
             )
-        elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
-            created_at = parse_timestamp(conversation.get("created_at"))
-            self._states.append(
-                (math.inf if created_at is None else created_at, conversation, name)
-            )
+        elif "values" in exported and ("checkpoint" in exported or "next" in exported):
+            created_at = parse_timestamp(exported.get("created_at"))
+            self._states.append((math.inf if created_at is None else created_at, exported, name))
         else:
-            self._add_messages_to_thread(name, conversation)
+            self._add_messages_to_thread(name, exported)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
         """Append a single message to the conversation it belongs to."""
@@ -137,51 +143,53 @@ class JsonLinesReader:
             unnamed_messages["messages"].append(message)
 
     def _build_conversation_with_provisional_id(
-        self, provisional_name: str, conversation: Mapping[str, Any]
+        self, provisional_name: str, exported: Mapping[str, Any]
     ) -> Conversation:
-        """Build a conversation that has no id.
+        """Build a conversation from an exported object that has no thread id.
 
-        Until an id is assigned, the conversation uses a provisional id derived from
-        `provisional_name`.
+        Until `ThreadNames` assigns an id, the conversation has a provisional id, which is derived
+        from `provisional_name`.
         """
 
         def build(id: str, is_timed: bool) -> Conversation:
             conversation_with_id = Conversation(
-                id, _build_empty_conversation(provisional_name, conversation).metadata
+                id, _build_empty_conversation(provisional_name, exported).metadata
             )
             _add_messages_and_branches(
-                conversation_with_id, {}, conversation, derive_ids_from_times=is_timed
+                conversation_with_id, {}, exported, derive_ids_from_times=is_timed
             )
-            conversation_with_id.left_out.update(_find_unimported_fields(conversation))
+            conversation_with_id.left_out.update(_find_unimported_fields(exported))
             return conversation_with_id
 
-        draft = build(_build_empty_conversation(provisional_name, conversation).id, False)
+        draft = build(_build_empty_conversation(provisional_name, exported).id, False)
         draft.unnamed = UnnamedSource(self, self._stem, build)
         return draft
 
     def _add_messages_to_thread(
-        self, thread_name: object, conversation: Mapping[str, Any], created_at: float | None = None
+        self, thread_id: object, exported: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add an object's messages to the conversation whose thread id is `thread_name`.
+        """Add an object's messages to the conversation whose thread id is `thread_id`.
 
         Messages that have no timestamp are assigned the timestamp `created_at`.
         """
-        thread, path = self._get_or_create_conversation_and_path(thread_name, conversation)
+        conversation, path = self._get_or_create_conversation_and_path(thread_id, exported)
         path.clear()
-        _add_messages_and_branches(thread, path, conversation, created_at)
+        _add_messages_and_branches(conversation, path, exported, created_at)
 
     def _get_or_create_conversation_and_path(
         self, thread_id: object, metadata: Mapping[str, Any]
     ) -> tuple[Conversation, _MessageIdsFromRoot]:
-        new_thread = _build_empty_conversation(thread_id, metadata)
-        thread, path = self._conversations.setdefault(new_thread.id, (new_thread, {}))
-        thread.metadata |= new_thread.metadata
-        return thread, path
+        new_conversation = _build_empty_conversation(thread_id, metadata)
+        conversation, path = self._conversations.setdefault(
+            new_conversation.id, (new_conversation, {})
+        )
+        conversation.metadata |= new_conversation.metadata
+        return conversation, path
 
 
-def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
+def _find_unimported_fields(exported: Mapping[str, Any]) -> list[str]:
     """Return the names of an object's nonempty fields that are not imported, such as `tools`."""
-    return [key for key, value in conversation.items() if key not in _IMPORTED_FIELDS and value]
+    return [key for key, value in exported.items() if key not in _IMPORTED_FIELDS and value]
 
 
 def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversation:
@@ -201,9 +209,9 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
 
 
 def _add_messages_and_branches(
-    thread: Conversation,
+    conversation: Conversation,
     earlier_message_ids: _MessageIdsFromRoot,
-    conversation: Mapping[str, Any],
+    exported: Mapping[str, Any],
     created_at: float | None = None,
     *,
     derive_ids_from_times: bool = False,
@@ -211,35 +219,35 @@ def _add_messages_and_branches(
     """Add all messages of an exported JSON object, including those on branches, to a conversation.
 
     Args:
-        thread: The conversation to which the messages are added.
+        conversation: The conversation to which the messages are added.
         earlier_message_ids: The ids of the messages that precede the object's messages. The ids of
             added messages are appended.
-        conversation: The exported JSON object.
+        exported: The exported JSON object.
         created_at: The timestamp for messages that have no timestamp.
         derive_ids_from_times: Whether the ids that are derived for messages without an id depend on
             the times of the messages.
     """
     keys = [
         _append_message_and_return_id_of_last_message(
-            thread,
+            conversation,
             earlier_message_ids,
             message,
             created_at,
             derive_id_from_time=derive_ids_from_times,
         )
-        for message in conversation["messages"]
+        for message in exported["messages"]
     ]
-    leaf = thread.leaf
-    for branch in get_by_path(conversation, list, "branches"):
+    leaf = conversation.leaf
+    for branch in get_by_path(exported, list, "branches"):
         after, messages = get_by_path(branch, int, "after"), get_by_path(branch, list, "messages")
         if not 0 <= after <= len(keys):
-            thread.add_problem("a branch follows no message")
+            conversation.add_problem("a branch follows no message")
             continue
-        begin = thread.list_message_ids_from_root(keys[after - 1]) if after else []
+        begin = conversation.list_message_ids_from_root(keys[after - 1]) if after else []
         earlier_message_ids = dict.fromkeys(begin)
         keys += [
             _append_message_and_return_id_of_last_message(
-                thread,
+                conversation,
                 earlier_message_ids,
                 message,
                 is_variant=True,
@@ -247,7 +255,7 @@ def _add_messages_and_branches(
             )
             for message in messages
         ]
-    thread.leaf = thread.leaf if leaf is None else leaf
+    conversation.leaf = conversation.leaf if leaf is None else leaf
 
 
 def find_value_at_path(value: Any, *keys: str) -> Any:
@@ -258,7 +266,7 @@ def find_value_at_path(value: Any, *keys: str) -> Any:
 
 
 def _append_message_and_return_id_of_last_message(
-    thread: Conversation,
+    conversation: Conversation,
     earlier_message_ids: _MessageIdsFromRoot,
     message_json: Any,
     created_at: float | None = None,
@@ -270,25 +278,25 @@ def _append_message_and_return_id_of_last_message(
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """
-    thread.source_count += 1
+    conversation.source_count += 1
     parent_id = next(reversed(earlier_message_ids), None)
-    last = thread.nodes[parent_id].message if parent_id else None
+    last = conversation.nodes[parent_id].message if parent_id else None
     try:
         time = [find_message_time(message_json)] if derive_id_from_time else []
         message = convert_object_to_message(
-            message_json, last, thread.id, len(earlier_message_ids), *time
+            message_json, last, conversation.id, len(earlier_message_ids), *time
         )
     except MalformedPart as exc:
-        thread.add_problem(
+        conversation.add_problem(
             str(exc),
             shorten_line(message_json["id"]) if get_by_path(message_json, dict).get("id") else None,
         )
         return parent_id
     own_time = find_message_time(message_json)
     earlier_message_ids[
-        thread.add_message(
+        conversation.add_message(
             message, parent_id, created_at if own_time is None else own_time, is_variant=is_variant
         )
     ] = None
-    thread.leaf = next(reversed(earlier_message_ids))
-    return thread.leaf
+    conversation.leaf = next(reversed(earlier_message_ids))
+    return conversation.leaf

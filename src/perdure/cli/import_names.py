@@ -39,7 +39,7 @@ class _StoredThread(NamedTuple):
 
     Attributes:
         ids: The ids of all messages, including those on branches.
-        branch_ends: The last message of each imported branch.
+        branch_ends: The id of the last message of each imported branch.
         signatures: The signatures of all messages; see `_serialize_message_for_comparison`.
         end_signatures: The signatures of the last messages of imported branches.
     """
@@ -54,8 +54,8 @@ class _StoredThread(NamedTuple):
     ) -> bool:
         """Return whether the conversation could belong to this stored thread.
 
-        A conversation does not belong to a thread if it starts with the same messages but then
-        diverges from the thread.
+        A conversation does not belong to a thread if it starts with the same messages, but its next
+        message is neither in the thread nor follows the end of a branch.
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
@@ -96,8 +96,12 @@ class ThreadNames:
 
     def __init__(self, saver: Checkpointer, prefix: str, user: str) -> None:
         self._saver, self._prefix, self._user = saver, prefix, user
+        # Caches the stored thread of each candidate id, or None if no thread has this id.
         self._stored: dict[str, _StoredThread | None] = {}
+        # Caches the results of `_map_message_signatures_to_former_thread_ids`, keyed by file stem.
         self._former: dict[str, dict[str, list[str]]] = {}
+        # The ids that this import has assigned. Each element consists of the file, the assigned id,
+        # and a hash of all of the conversation's messages.
         self._assigned: set[tuple[object, str, str]] = set()
         # Number of duplicates of each conversation found so far in a file. The key consists of the
         # file and a hash of all of the conversation's messages.
@@ -111,15 +115,19 @@ class ThreadNames:
         """
         if draft.unnamed is None or not draft.nodes:
             return draft
-        prefixes = self._derive_id_of_each_message_prefix(draft)
-        file, full_id = draft.unnamed.file, prefixes[-1]
+        prefix_ids = self._derive_id_of_each_message_prefix(draft)
+        file, full_id = draft.unnamed.file, prefix_ids[-1]
         signatures = [
             _serialize_message_for_comparison(draft.nodes[key].message)
             for key in draft.list_message_ids_from_root(draft.leaf)
         ]
+        # `unused_id` is the first candidate id that no thread has. `gap` is the number of
+        # consecutive candidates without a thread.
         unused_id, gap = "", 0
         conversation: Conversation | None = None
-        for id, shared_count, is_former in self._iter_candidate_thread_ids(draft, prefixes):
+        for id, shared_count, is_former in self._iter_candidate_thread_ids(draft, prefix_ids):
+            # An id that the same file has already assigned to an equal conversation is not assigned
+            # again.
             stored = None if (file, id, full_id) in self._assigned else self._get_stored_thread(id)
             if stored is not None and stored.can_be_continued_by(signatures, shared_count):
                 conversation = draft.unnamed.build(id, not is_former)
@@ -128,7 +136,7 @@ class ThreadNames:
             conversation, gap = None, 0 if self._stored.get(id) else gap + 1
             if not unused_id and self._get_stored_thread(id) is None:
                 unused_id = id
-            if unused_id and (gap > _MAX_ID_GAP or id not in prefixes):
+            if unused_id and (gap > _MAX_ID_GAP or id not in prefix_ids):
                 break
         conversation = conversation or draft.unnamed.build(unused_id, True)
         number = 2 + self._equal_counts[file, full_id]
@@ -155,7 +163,10 @@ class ThreadNames:
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
     def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:
-        """Return a candidate id for each prefix of the message list, shortest prefix first."""
+        """Return a candidate id for each prefix of the main branch, shortest prefix first.
+
+        Each id is a hash of the user and of the messages in the prefix.
+        """
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
         for key in draft.list_message_ids_from_root(draft.leaf):
@@ -197,7 +208,7 @@ class ThreadNames:
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
         if stem not in self._former:
-            self._former[stem] = self._map_conversation_signatures_to_former_thread_ids(stem)
+            self._former[stem] = self._map_message_signatures_to_former_thread_ids(stem)
         index, candidates = self._former[stem], list[str]()
         for key in draft.list_message_ids_from_root(draft.leaf) if index else ():
             ids_with_message = index.get(
@@ -213,9 +224,7 @@ class ThreadNames:
             candidates = narrowed
         return candidates
 
-    def _map_conversation_signatures_to_former_thread_ids(
-        self, file_stem: str
-    ) -> dict[str, list[str]]:
+    def _map_message_signatures_to_former_thread_ids(self, file_stem: str) -> dict[str, list[str]]:
         """Map message signatures to the ids of previously imported threads.
 
         The dict covers the threads that an earlier version of perdure imported from a file whose

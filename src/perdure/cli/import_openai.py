@@ -75,7 +75,7 @@ class OpenAIBatches:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
             list
         )
-        self._answers: list[tuple[str, Mapping[str, Any]]] = []
+        self._responses: list[tuple[str, Mapping[str, Any]]] = []
 
     def add_request_or_response(
         self,
@@ -90,10 +90,11 @@ class OpenAIBatches:
         each resulting conversation to `add_conversation`.
 
         Raises:
-            MalformedPart: The line is a request whose answer is not a message.
+            MalformedPart: The line is a request without messages, or a request whose response
+                contains no message, such as a request for embeddings.
         """
         if "response" in line:
-            self._answers.append((f"{file_name}, {line_number}", line))
+            self._responses.append((f"{file_name}, {line_number}", line))
             return
         body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CONVERSATION_FIELDS):
@@ -114,13 +115,15 @@ class OpenAIBatches:
     def import_requests_with_answers(self) -> list[Problem]:
         """Match all responses with their requests, and import the resulting conversations.
 
+        A request without a response is imported, too.
+
         Returns:
             The problems of responses that could not be matched or converted.
         """
         problems = []
-        for position, line in self._answers:
+        for position, line in self._responses:
             try:
-                self._add_answer_to_request(line)
+                self._add_response_to_request(line)
             except MalformedPart as exc:
                 problems.append(Problem(str(exc), position))
         for add, number, request in (
@@ -129,11 +132,22 @@ class OpenAIBatches:
             add(number, request)
         return problems
 
-    def _add_answer_to_request(self, answer_line: Mapping[str, Any]) -> None:
-        """Append a response's messages to the conversation in the matching request."""
-        name = str(answer_line["custom_id"])
+    def _add_response_to_request(self, response_line: Mapping[str, Any]) -> None:
+        """Append a response's messages to the conversation in the matching request.
+
+        If the response contains several answers, the first one becomes the main branch, and each of
+        the others becomes another branch.
+
+        Raises:
+            MalformedPart: The batch request failed, the response contains no message, or the
+                response does not match exactly one request.
+        """
+        name = str(response_line["custom_id"])
         requests = self._requests.get(name, [])
-        body, error = get_by_path(answer_line, dict, "response", "body"), answer_line.get("error")
+        body, error = (
+            get_by_path(response_line, dict, "response", "body"),
+            response_line.get("error"),
+        )
         failure = error if isinstance(error, dict) else get_by_path(body, dict, "error")
         if failure or not body:
             reason = (
@@ -199,7 +213,8 @@ def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[
 def _convert_responses_api_item_to_message(item: Any) -> dict[str, Any]:
     """Convert a Responses API item to a message.
 
-    An item of an unknown type becomes a message with the item's type as its role.
+    An item of an unknown type becomes a message with the item's type as its role. The importer then
+    reports the unknown role as a problem.
     """
     kind = get_by_path(item, str, "type")
     if kind == "function_call":

@@ -70,8 +70,8 @@ class ImportWriter:
     Args:
         file: The database.
         report: Receives the counts.
-        with_memories: Extract memories.
-        later: Leave the extraction to a worker.
+        with_memories: Whether memories are extracted.
+        later: Whether a worker extracts the memories later.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class ImportWriter:
     def store_memories_and_project_documents(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that do not belong to any conversation.
 
-        Imported memories are stored as facts about the user. A document is stored as an item in the
-        namespace `("projects", USER, PROJECT)`.
+        Imported memories are stored as facts about the user, unless this import stores no memories.
+        A document is stored as an item in the namespace `("projects", USER, PROJECT)`.
         """
         from perdure.memory.collection import Collection
 
@@ -171,7 +171,8 @@ class ImportWriter:
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
         # The metadata of an archived thread already contains the thread's user. Do not overwrite
-        # that user.
+        # that user. If no memories are to be extracted, store the user "", so that background
+        # workers extract none either.
         if not talk.is_archived:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
@@ -339,9 +340,9 @@ class ThreadImport:
         ids = {None, *(info.checkpoint_id for info in self._checkpoints)}
         for info in reversed(self._checkpoints):
             if NODE in info.metadata:
-                cut = info.checkpoint_id if info.parent_id in ids else None
+                ancestors_checkpoint_id = info.checkpoint_id if info.parent_id in ids else None
                 self._record_checkpoint_of_message_and_ancestors(
-                    info.metadata[NODE], info.checkpoint_id, cut
+                    info.metadata[NODE], info.checkpoint_id, ancestors_checkpoint_id
                 )
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0
@@ -358,7 +359,9 @@ class ThreadImport:
         Returns:
             The number of new messages.
         """
-        can_start_branch = not self._checkpoints or any(
+        # A new first message can be stored only if the thread is empty, or if the thread's first
+        # checkpoint has not been removed.
+        can_start_at_root = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
         checkpoint_ends, new = _choose_message_ids_to_checkpoint_after(self._conversation), 0
@@ -372,7 +375,7 @@ class ThreadImport:
                 if not self._load_previously_stored_texts_with_is_document(name)
             ]
             if new_keys and (
-                can_start_branch if parent is None else self._checkpoint_of_message[parent]
+                can_start_at_root if parent is None else self._checkpoint_of_message[parent]
             ):
                 self._put_checkpoint(parent, keys)
                 new += len(new_keys)
@@ -383,10 +386,11 @@ class ThreadImport:
         return new
 
     def _replace_partly_imported_messages(self) -> None:
-        """Complete the messages that an earlier import stored only partially.
+        """Complete the messages that an earlier version of perdure skipped or stored partially.
 
-        No branch is created. If a partially stored message is no longer in the thread's state, it
-        is not completed.
+        The messages are completed in a new checkpoint after the head, so no branch is created. If a
+        partially stored message, or the parent of a skipped message, is no longer in the thread's
+        state, the message is not completed.
         """
         incomplete_texts = {
             key: text
@@ -477,6 +481,11 @@ class ThreadImport:
     def _record_checkpoint_of_message_and_ancestors(
         self, message_id: str, checkpoint_id: str, ancestors_checkpoint_id: str | None
     ) -> None:
+        """Map a message to the checkpoint that ends with the message.
+
+        Map the message's ancestors to `ancestors_checkpoint_id`, up to the first one that is
+        already mapped.
+        """
         self._checkpoint_of_message[message_id] = checkpoint_id
         node = self._conversation.nodes.get(message_id)
         while (
@@ -505,6 +514,9 @@ class ThreadImport:
             if parent_message_id is None
             else self._new_checkpoints.get(str(self._checkpoint_of_message[parent_message_id]))
         )
+        # A checkpoint that this import has stored is continued without reading it. A thread with
+        # fewer than `TITLE_CANDIDATES` messages may have no title yet, and `put` cannot make the
+        # title from a `Continuation`, so all messages of such a thread are passed to `put`.
         continued = (
             new_checkpoint
             if new_checkpoint
@@ -590,24 +602,24 @@ class ThreadImport:
             self._conversation.leaf,
             next((info for info in self._checkpoints if info.is_head), None),
         )
-        newest_own_checkpoint = next(
+        newest_not_imported = next(
             (info for info in self._checkpoints if NODE not in info.metadata), None
         )
         end_of_head = (
             head.metadata.get(NODE) if head is not None and head is self._checkpoints[0] else None
         )
         target = (
-            newest_own_checkpoint
-            if newest_own_checkpoint is not None and end_of_head is not None
+            newest_not_imported
+            if newest_not_imported is not None and end_of_head is not None
             else head
         )
         target_id = target.checkpoint_id if target is not None else None
-        has_news = has_new_messages or (
+        is_head_outdated = has_new_messages or (
             end_of_head in self._conversation.nodes and end_of_head != leaf
         )
         if (
-            newest_own_checkpoint is None
-            and has_news
+            newest_not_imported is None
+            and is_head_outdated
             and leaf is not None
             and self._checkpoint_of_message.get(leaf)
         ):

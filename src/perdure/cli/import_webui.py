@@ -134,6 +134,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
             conversation.add_problem(str(exc), key)
     times = {key: parse_timestamp(get_by_path(message, dict).get("createdAt")) or 0.0
              for key, (message, _) in zip(parents, flat, strict=False)}  # fmt: skip
+    # The main branch ends at the newest message or, if no message has a time, at the last one.
     newest = max(times, key=lambda key: times[key], default="") if any(times.values()) else ""
     conversation.add_message_tree(parents, messages, newest)
     return conversation

@@ -256,8 +256,8 @@ def forget(
             thread_id = None if thread is None else _resolve_thread_id_of_memories(database, thread)
             erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
-            # Extract first, so that tombstones are stored. Otherwise, a later extraction would
-            # store the erased memories again.
+            # First extract memories from unread messages, so that these memories are erased, too,
+            # and leave tombstones. Otherwise, a later extraction would store them.
             with show_status("extracting unread messages …"):
                 extract_memories_of_due_threads(database)
         receipt = confirm_and_erase_items(
@@ -311,7 +311,10 @@ def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str)
 
 
 def extract_memories_of_due_threads(database: CommandDatabase) -> None:
-    """Extract memories from the unprocessed messages in the user's threads."""
+    """Extract memories from the unread messages in the user's threads, even before they are due.
+
+    Threads whose extraction has failed too often are skipped.
+    """
     from perdure.memory.extraction import DueThreads, Pace
 
     extraction = database.build_memory_extraction()
@@ -393,7 +396,7 @@ def _print_erasure_preview(database: CommandDatabase, receipt: Receipt) -> None:
 def _format_memory_count(receipt: Receipt) -> str:
     """Return the number of memories listed in an erasure receipt.
 
-    Notes about memories are not counted.
+    Only items in the namespaces of `_LABELS` are counted. Quarantined texts, for example, are not.
     """
     count = sum(namespace[0] in _LABELS for namespace, _ in receipt.keys)
     return format_count(count, "memory", "memories")

@@ -116,10 +116,10 @@ def print_text(
     """Print a text.
 
     Args:
-        text: The text; an empty one ends the line.
+        text: The text. If it is empty, only a line break is printed.
         style: A style of rich, or "" for none.
-        wraps: Break lines between words at the width of the terminal.
-        stderr: Print to stderr instead of stdout.
+        wraps: Whether lines are broken between words at the width of the terminal.
+        stderr: Whether to print to stderr instead of stdout.
     """
     from rich.text import Text
 
@@ -235,8 +235,8 @@ def print_table(
     Args:
         columns: The headings. If all are empty, no headings are printed.
         rows: The cells of each row. Columns of numbers are aligned to the right.
-        ids: The headings of columns whose cells are never cut. The cells of these columns are
-            broken into lines only if the terminal is too narrow for the other columns.
+        ids: The headings of columns whose cells are never truncated. The cells of these columns are
+            wrapped only if they would leave too little space for the other columns.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -284,7 +284,7 @@ def print_json_or_table(
         json: Print JSON.
         columns: The headings of the table.
         rows: The cells of the table.
-        ids: The headings of columns that are never cut; see `print_table`.
+        ids: The headings of columns that are never truncated; see `print_table`.
         empty_note: The message that is printed to stderr instead of an empty table.
     """
     if json:

@@ -48,8 +48,8 @@ _KEEP_ALIVE_S = 65
 _UNREAD_TIMEOUT_S = 60
 # Maximum number of seconds to wait for open requests after all runs have stopped.
 _SHUTDOWN_TIMEOUT_S = 1
-# Exit code of a worker process that failed to start. A worker process that exits with this code is
-# not replaced.
+# Exit code of a worker process that failed to start. If a worker process exits with this code, the
+# server stops.
 _START_FAILED = 3
 # Interval, in seconds, at which the parent process checks for signals.
 _POLL_S = 0.5
@@ -301,6 +301,7 @@ class _Server(NamedTuple):
         shut_down = server.shutdown
 
         async def drain_and_shut_down(sockets: list[socket.socket] | None = None) -> None:
+            # Stop the runs before uvicorn closes the connections of their readers.
             await application.state.runs.stop_runs_after_grace_period(
                 self.grace_s, lambda: server.force_exit
             )
@@ -319,16 +320,17 @@ class _Server(NamedTuple):
 def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
     """Serve from several processes that share one socket, until SIGTERM or SIGINT is received.
 
-    Worker processes that exit are replaced, unless they failed to start. The worker processes share
-    browser login sessions, which a separate process keeps in memory. If the session process dies,
-    the server stops.
+    Worker processes that exit are replaced. The worker processes share browser login sessions,
+    which a separate process keeps in memory. If the session process dies, or if a worker process
+    fails to start, the server stops.
     """
     # Allow the parent process to pass the listening socket to the worker processes.
     multiprocessing.allow_connection_pickling()
-    context, received = multiprocessing.get_context("spawn"), list[int]()
+    context, received_signals = multiprocessing.get_context("spawn"), list[int]()
     signals = signal.SIGTERM, signal.SIGINT
     old_handlers = [
-        signal.signal(number, lambda number, _: received.append(number)) for number in signals
+        signal.signal(number, lambda number, _: received_signals.append(number))
+        for number in signals
     ]
     manager = SyncManager(ctx=context)
     manager.start(_exit_with_parent, (signal.SIG_IGN,))
@@ -336,9 +338,9 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     try:
         arguments = server, listener, manager.dict()
         workers = [_start_worker_process(context, arguments) for _ in range(count)]
-        while not received:
+        while not received_signals:
             wait([process.sentinel for process in (session_process, *workers)], _POLL_S)
-            if not received and session_process.exitcode is not None:
+            if not received_signals and session_process.exitcode is not None:
                 print_note(
                     "the process that stores the browser sessions has died; restart the server",
                     "red",
@@ -347,7 +349,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
             dead = [worker for worker in workers if worker.exitcode is not None]
             if any(worker.exitcode == _START_FAILED for worker in dead):
                 break
-            if not received:
+            if not received_signals:
                 for worker in dead:
                     print_note(
                         f"a worker process exited with code {worker.exitcode}; starting another",
@@ -365,12 +367,12 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         manager.shutdown()
     for number, handler in zip(signals, old_handlers, strict=True):
         signal.signal(number, handler)
-    if not received:
+    if not received_signals:
         # Exit without a message, because the reason has already been printed.
         raise typer.Exit(1)
     # Raise the received signal again, now with its original handler. The server thus exits in the
     # same way whether it uses one process or several.
-    signal.raise_signal(received[0])
+    signal.raise_signal(received_signals[0])
 
 
 def _start_worker_process(context: SpawnContext, worker_arguments: tuple[Any, ...]) -> SpawnProcess:

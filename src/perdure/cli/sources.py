@@ -33,8 +33,10 @@ class Source:
     Attributes:
         path: The file, or the DSN.
         max_value_bytes: The size of the largest value that is read from a file.
-        saver: The threads of a database of perdure, or None if it has no threads.
-        store: The items of a database of perdure, or None if it has no items.
+        saver: The checkpointer of a database of perdure. None if the database has no threads, or if
+            langgraph wrote it.
+        store: The store of a database of perdure. None if the database has no items, or if
+            langgraph wrote it.
     """
 
     path: str

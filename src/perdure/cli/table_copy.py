@@ -70,11 +70,12 @@ class Table(NamedTuple):
         name_columns: Columns of text that users choose.
         indexed_columns: Other columns that have an index.
         large_columns: Columns without a limit of length.
-        id_positions: The positions of packed ids in a row that begins with its owner.
-        flag_positions: The positions of booleans in such a row.
+        id_positions: The positions of ids in a row that begins with its owner. Such ids are stored
+            as packed bytes; see `encode_id_for_storage`.
+        flag_positions: The positions, in such a row, of values that are compared as booleans.
         associated_data: Returns the associated data of the encrypted columns, which are the last
             columns of the row.
-        max_key_part: A value that sorts after all values of the key columns after the first.
+        max_key_part: A value that sorts after all values of the second and later key columns.
     """
 
     name: str
@@ -153,8 +154,8 @@ class Tables:
     Attributes:
         database: The database.
         sql: The statements of the component.
-        decrypt: Returns the content of an encrypted column.
-        encrypt: Returns the stored form of a content.
+        decrypt: Returns the content of an encrypted value.
+        encrypt: Returns the encrypted value for a content.
         tables: The tables.
         noun: The noun for the owner of a row in messages, such as `thread`.
     """
@@ -214,7 +215,10 @@ class Tables:
         yield
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Copy the source's settings into the target, after all rows have been copied."""
+        """Store the source's settings in this target database, after all rows have been copied.
+
+        Also ensure that new rows of the target get keys above those of the copied rows.
+        """
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
@@ -239,6 +243,7 @@ class Tables:
         return sorted({*owners})
 
 
+# Values of `Table.owner` and `Table.joins` for rows that belong to a thread, a namespace or a log
 _OF_THREAD: Final = "t.thread_id", "LEFT JOIN threads t ON t.thread_key = r.thread_key"
 _OF_NAMESPACE: Final = (
     "t.thread_id, n.checkpoint_ns",
@@ -534,7 +539,7 @@ class StoreTables(Tables):
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Copy the source's settings into the target, after all rows have been copied.
+        """See `Tables.store_settings_after_copy`.
 
         The target keeps its own settings for keyword search, except the list of searched fields,
         which is copied.
@@ -607,7 +612,8 @@ class DatabaseCopy:
         """Copy the rows that are missing from the target, then compare all rows.
 
         Raises:
-            ConfigurationError: The target is not empty, and no interrupted copy of the source.
+            ConfigurationError: The source is itself an incomplete copy, or the target is neither
+                empty nor an incomplete copy of the source.
             ImportFailed: The target cannot store some names, or the databases differ afterwards.
             CorruptRecord: A row of the source is damaged.
         """
@@ -643,7 +649,8 @@ class DatabaseCopy:
         """Check the target database, and mark it as an incomplete copy of the source database.
 
         Raises:
-            ConfigurationError: The target is not empty, and no interrupted copy of the source.
+            ConfigurationError: See `run`.
+            ImportFailed: See `_check_target_can_store_names`.
         """
         if self.table_pairs[0][0].database.read(lambda: fetch_rows(_SELECT_COPY_MARK)):
             raise ConfigurationError(
@@ -688,6 +695,7 @@ class DatabaseCopy:
         that exceeds the size limit for index entries.
         """
         owners: list[str] = []
+        # Only a Postgres database rejects a NUL character.
         try:
             target.database.read(lambda: fetch_rows("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:

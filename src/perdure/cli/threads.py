@@ -118,6 +118,7 @@ def threads(
             "status": [row["status"] for _, row in pairs],
             "user": [row["person"] or "" for _, row in pairs],
         }
+        # A column is left out if all its cells have a usual value.
         usual = {"status": {"idle"}, "user": {"", database.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
@@ -219,6 +220,7 @@ def _find_matching_heads(
 
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
+        # A thread whose id was only reserved by a client of the server is not listed.
         is_created = thread.head_metadata is not None or client is None or not client.is_reserved
         has_person = user is None or user == find_person_of_thread(
             thread.head_metadata or {}, {} if are_organisations else thread.metadata
@@ -227,7 +229,8 @@ def _find_matching_heads(
         return thread.thread_id if is_created and has_text and has_person else None
 
     # The status filter "interrupted" can also match threads without an unanswered interrupt, so the
-    # status of each match is checked again below.
+    # status of each match is checked again below. If `user` is a number, the query does not filter
+    # by the owner, because other programs may have stored the owner as a JSON number.
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
