@@ -164,7 +164,7 @@ class LanggraphFile:
 
     @property
     def auth(self) -> str | None:
-        """The location of the authentication handlers, such as `"./auth.py:auth"`, or None."""
+        """The location of the authentication handlers, such as `"/srv/auth.py:auth"`, or None."""
         auth = self._sections.auth
         return str(self.path.parent / auth.path) if auth else None
 
@@ -342,7 +342,7 @@ def _import_file(file: Path) -> ModuleType:
 def _validate_cors_origins(cors: _Cors | None, config_path: str | Path) -> tuple[str, ...]:
     """Return the origins allowed by an `http.cors` section.
 
-    Each allowed origin must be exact: wildcards and patterns are rejected.
+    Each origin must be exact. Wildcards and patterns are rejected.
 
     Raises:
         ConfigurationError: The section allows any site, allows sites by a pattern, or allows

@@ -45,7 +45,7 @@ _FRAME: Final = 60
 # Estimated maximum number of tokens per word.
 _TOKENS_PER_WORD: Final = 2
 # Maximum number of tokens in a summary. Longer summaries are rejected. The maximum is twice the
-# estimate for `WORDS` words, because models often exceed the requested number of words slightly.
+# estimate for `WORDS` words, so a summary may exceed the requested number of words.
 _MAX_TOKENS: Final = 4 * WORDS
 
 

@@ -55,9 +55,7 @@ class Summary(TypedDict):
 
 
 def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
-    """Merge two values of the `summary` channel.
-
-    `merge_summaries` is the reducer of the `summary` channel.
+    """Merge two values of the `summary` channel. This function is the reducer of the channel.
 
     Usually, `new_summary` replaces `current_summary`.
 

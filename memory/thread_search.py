@@ -157,7 +157,7 @@ class ThreadHits(list[ThreadHit]):
 
     Attributes:
         unread: The number of threads that are not completely indexed yet. A later search may find
-            more.
+            more threads.
     """
 
     def __init__(self, hits: Sequence[ThreadHit] = (), unread: int = 0) -> None:

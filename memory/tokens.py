@@ -57,7 +57,8 @@ class TokenCounter:
     Args:
         encoding: The name of an OpenAI encoding. If the encoding is not installed, tokens are
             estimated.
-        function: A function of the user that counts the tokens of messages instead.
+        function: A function of the user that counts the tokens of messages. If a function is given,
+            neither an encoding nor an estimate is used.
         tools: The tools that every request contains.
         scale: The factor by which estimates are multiplied.
         model: The name of the model whose reported usage scales the estimates, or None if the model
@@ -202,7 +203,8 @@ class TokenCounter:
         Only the responses of one model are used to compute the scale factor: the counter's `model`
         or, if that is None, the model that produced the latest response. For each of these
         responses, the reported token count is divided by the estimated one. The scale factor is the
-        largest of these ratios, so that removing messages never increases the estimates.
+        largest of these ratios, but at least 1 and at most `_MAX_SCALE`. Because the largest ratio
+        is used, removing messages never increases the estimates.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self

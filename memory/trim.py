@@ -80,8 +80,8 @@ class Trim(MessagesNode):
             removed as a whole. With None, or if other types are given in addition to `"human"`, the
             oldest turn that is kept may lose its beginning.
         include_system: Whether the system messages are included.
-        end_on: The types of the last message. Later messages are not sent to the model, and are not
-            removed from the state.
+        end_on: The types that the last message of a request may have. The messages after the newest
+            message of such a type are not sent to the model, and are not removed from the state.
         allow_partial: Whether to shorten messages that must be included and are too long. With
             False, `BudgetExceeded` is raised.
     """

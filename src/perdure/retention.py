@@ -112,8 +112,8 @@ def apply(
 ) -> Report:
     """Delete the data that is due for removal under the retention rules.
 
-    Expired items are removed even without a rule, unless `thread_ids` is given. Quarantined
-    candidates and memories are erased with all their versions.
+    Expired items are removed even without a rule, unless `thread_ids` is given. Memories and
+    quarantined candidates are erased with all their versions.
 
     Args:
         rules: The rules. `perdure.settings.load().retention` returns the rules of the settings.
@@ -189,7 +189,7 @@ class _RetentionPass:
         return Report(tuple(removals), tuple(self.left))
 
     def _erase_old_quarantine_entries(self, min_age_days: float) -> Iterator[Removal]:
-        """Erase candidates and memories that were quarantined more than `min_age_days` days ago."""
+        """Erase the candidates that were quarantined more than `min_age_days` days ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
             [

@@ -333,7 +333,7 @@ class Database(Protocol):
 
         Run the returned flow in the transaction that deletes the rows, and call
         `scrub_deleted_rows` after the commit. If the process is killed before it can call
-        `scrub_deleted_rows`, the next process that connects to the database calls it.
+        `scrub_deleted_rows`, the next process that opens the SQLite file calls it.
         """
 
     def scrub_deleted_rows(self) -> bool:
@@ -345,7 +345,8 @@ class Database(Protocol):
         Returns:
             Whether no deleted byte is left. The result is False while another process still reads
             the earlier state, or while the disk has no room for a copy of the database. Call the
-            method again later; the next `connect` also calls it.
+            method again later. In SQLite, the next process that opens the file also calls it.
+            Postgres overwrites no bytes, so the result is False if a scrub was requested.
         """
 
     def release_unused_disk_space(self) -> None:

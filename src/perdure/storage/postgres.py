@@ -144,7 +144,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         schema: The Postgres schema that contains the tables. It is created if it does not exist.
         tenant: The tenant whose rows are visible, or None for tables without tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
-            such as PgBouncer with `pool_mode = transaction`. No statement is prepared then.
+            such as PgBouncer with `pool_mode = transaction`. With True, no statement is prepared.
         direct: The DSN of the server itself for locks, or a function that returns this DSN. None
             means `dsn`, unless `dsn` leads to a pooler. If `dsn` is a pool of the caller, None
             means a connection that is made from the parameters of that pool.
@@ -417,7 +417,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Wait until a write group is first in every queue it has joined, then commit its jobs.
 
-        An open group is closed before, at the latest after `GROUP_WAIT_S` seconds.
+        If other writes can still join the group, wait at most `GROUP_WAIT_S` seconds for them.
         """
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
@@ -551,7 +551,11 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: PipelineConnection, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that sets the schema and tenant, and makes the given function calls."""
+        """Build a SELECT that makes the given function calls, and sets the search path and tenant.
+
+        The search path is not set if the connection keeps it. The list is empty if there is nothing
+        to call or to set.
+        """
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:

@@ -440,7 +440,9 @@ def describe_pool(pool: ConnectionPool[Any]) -> str:
 
 
 class Server(SharedResource):
-    """The connections to one schema, shared by all databases in this process that use the schema.
+    """The connections to one schema, shared by all databases in this process that use them.
+
+    These are the databases with the same schema and the same DSN or pool.
 
     Args:
         connections: The source of the connections.

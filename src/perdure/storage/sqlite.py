@@ -62,7 +62,8 @@ class SQLiteFile(SharedResource):
 
     Args:
         connector: Opens the connections.
-        schema: The tables of the first component, or None for a file of another application.
+        schema: The tables of the component that opens the file first, or None for a file of another
+            application.
     """
 
     def __init__(self, connector: Connector, schema: Schema | None) -> None:

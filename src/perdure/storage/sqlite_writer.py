@@ -81,7 +81,8 @@ class SQLiteWriter:
 
     Args:
         connector: Opens the writing connection.
-        schema: The tables of the first component. They are created if they do not exist.
+        schema: The tables of the component that opens the file first. They are created if they do
+            not exist.
 
     Attributes:
         lock: A lock that is held while the connection is in use.
@@ -435,7 +436,8 @@ class SQLiteWriter:
     def _free_pages_and_empty_wal(self) -> None:
         """Perform one step of a vacuum in progress, and truncate the WAL if it has grown too large.
 
-        Errors are ignored, because the operation is repeated after the next commit.
+        Errors are ignored. A vacuum whose step fails ends. Truncating the WAL is tried again after
+        a later commit.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
