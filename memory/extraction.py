@@ -2,10 +2,11 @@
 
 The extractor proposes memories based on the messages, and the gate judges the proposals. The
 memories and the thread's watermark are written in one transaction. The watermark records how far
-the thread has been read, and it is updated by compare-and-set. If two extractions of a thread run
-concurrently, the slower one fails to write and reads the thread again. Because the watermark is
-updated by compare-and-set, each message is extracted exactly once. There is no queue of due
-threads. Due threads are found by a query over threads and watermarks; see
+the thread has been read. A store that keeps versions updates it by compare-and-set: if two
+extractions of a thread run concurrently, the slower one fails to write and reads the thread again.
+Each message is therefore extracted exactly once.
+
+Nothing records which threads are due. They are found by a query over threads and watermarks; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -113,8 +114,8 @@ class ExtractionReport:
         messages: The number of messages that were read.
         added: The number of memories that were added. The fields `updated` to `quarantined` are the
             numbers of memories that were changed in other ways.
-        refused: The numbers of refused candidates, by the name of the check that refused them.
-            Candidates that no check refused are counted by the reason of the refusal.
+        refused: The numbers of refused candidates, by the name of the check that refused them. If
+            the outcome of a refusal names no check, the refusal is counted under its reason.
         usage: The number of model calls, and their token counts.
         batches: The number of transactions that were written.
     """
@@ -183,7 +184,7 @@ class Extraction:
         namespace: Labels of the namespace of the memories; see `Template`.
         gate: The gate, or None for `Gate()`.
         messages_key: The channel of the messages.
-        batch: The maximum number of messages that are read together.
+        batch: The maximum number of messages that the extractor receives at once.
     """
 
     def __init__(
@@ -284,19 +285,20 @@ class Pipeline:
     Attributes:
         extractor: The extractor.
         gate: The gate.
-        batch: The maximum number of messages that are read together.
+        batch: The maximum number of messages that the extractor receives at once.
         scope: The namespace of the memories, and the run.
-        guards: Whether to write a watermark before the first messages are read. If a watermark was
-            written, an erasure of the watermark stops the extraction.
-        loaded: The thread, with the time at which its messages were read, or None if perdure does
-            not store the thread.
+        creates_watermark_first: Whether to write an empty watermark before the first extraction of
+            a thread. If the watermark is then erased during the extraction, the extraction discards
+            the memories that it has not written yet, and reads the thread again.
+        loaded: The thread, with the reference point for finding messages that were erased after
+            they were read, or None if perdure does not store the thread.
     """
 
     extractor: Extractor
     gate: Gate
     batch: int
     scope: Scope
-    guards: bool = True
+    creates_watermark_first: bool = True
     loaded: LoadedThread | None = None
 
     async def extract_unread(self, thread_id: str, read_thread: HistoryReader) -> ExtractionReport:
@@ -307,7 +309,8 @@ class Pipeline:
             read_thread: Reads the messages of the thread.
         """
         report = ExtractionReport(thread_id)
-        # Read the thread again if another extraction of the thread has changed the watermark.
+        # Read the thread again if another extraction has changed its watermark, or if one of the
+        # messages that were read was erased.
         while True:
             watermark = await self._read_watermark(thread_id)
             history = await read_thread(watermark)
@@ -319,7 +322,7 @@ class Pipeline:
                 advanced = watermark.advance((), history.checkpoint_id)
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
-            if unread and watermark.version == 0 and self.guards:
+            if unread and watermark.version == 0 and self.creates_watermark_first:
                 with suppress(VersionConflict):
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
@@ -423,7 +426,7 @@ def _build_batch(
 
 
 class RememberTurns(Learner):
-    """A node that stores every message of a run as a memory.
+    """A node that stores each new user or assistant message of a run as a memory.
 
     Use `RememberTurns` as the last node of a graph, or as a part of `MemoryMiddleware`.
 
@@ -457,7 +460,8 @@ class RememberTurns(Learner):
         """Store messages as memories.
 
         Returns:
-            The report, or None if the store failed or the run has no memory. A failure is logged.
+            The report, or None if the store failed or memory is disabled for the run. A failure is
+            logged.
 
         Raises:
             InvalidConfig: The run has no thread_id.
@@ -481,8 +485,8 @@ class RememberTurns(Learner):
             Messages added during the current run are timestamped with the current time.
             """
             unread = _skip_read_messages(watermark, messages)
-            # Each time the thread is read again, leave out messages that were erased after the run
-            # loaded the thread.
+            # If `extract_unread` reads the thread again, leave out messages that were erased after
+            # the run loaded the thread.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
@@ -500,7 +504,12 @@ class RememberTurns(Learner):
         try:
             scope = _build_scope(adapter, self.namespace, config)
             pipeline = Pipeline(
-                TurnExtractor(), self.gate, _RUN_BATCH_SIZE, scope, guards=False, loaded=loaded
+                TurnExtractor(),
+                self.gate,
+                _RUN_BATCH_SIZE,
+                scope,
+                creates_watermark_first=False,
+                loaded=loaded,
             )
             return await build_effect_that_runs_operation_in_thread(
                 pipeline.extract_unread(thread_id, read_thread)
@@ -566,11 +575,12 @@ class ExtractionJob:
     Attributes:
         thread_id: The thread.
         namespace: The namespace of the thread's memories.
-        state: The state. A `"dead"` job is not repeated until there is a new message.
-        attempts: The number of extractions that have failed since the latest message.
+        state: The state. A `"dead"` job is not repeated until the thread has a new head.
+        attempts: The number of consecutive failed extractions while the thread had its present
+            head.
         error: The error of the last failed extraction.
-        at: When the job is due, or when it was done. None if it only runs on a schedule or on
-            request.
+        at: When the job is due, or when it was done. None if the job is dead, or if it only runs on
+            a schedule or on request.
         configurable: Values of the run's config that fill in the namespace.
         report: The `ExtractionReport` as a dict, if the job is done.
     """
@@ -606,10 +616,10 @@ class ExtractionJob:
 
 
 class DueThreads:
-    """Lists the threads with messages that no extraction has read yet.
+    """Lists the threads that may have messages that no extraction has read yet.
 
-    The list of threads with unread messages is cached. Each call queries the checkpointer only for
-    threads that were active since the previous call.
+    These are the threads whose head is not the one that their watermark names. The list is cached.
+    Each call queries the checkpointer only for threads that were active since the previous call.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's.
@@ -623,9 +633,9 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # Maps the id of each thread with unread messages to a tuple of the thread's head, the time
-        # at which unread messages were first seen, the namespace of the memories, and the values of
-        # the placeholders in the namespace template.
+        # Maps the id of each thread that may have unread messages to a tuple of the thread's head,
+        # the time at which the thread was first seen with unread messages, the namespace of the
+        # memories, and the values of the placeholders in the namespace template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # maps the id of each thread whose user is unknown to the time of the last write to the
         # thread
@@ -633,6 +643,7 @@ class DueThreads:
         # Results of `_is_fully_read`, cached by thread id. Each value is a tuple (state, result),
         # where the state identifies the head and the watermark that were checked.
         self._read_states: dict[str, tuple[Any, bool]] = {}
+        # Threads that were active after this time are queried by the next call. None means all.
         self._since: datetime | None = None
         # A worker and the application can call `list_jobs` concurrently.
         self._lock = threading.Lock()
@@ -640,9 +651,9 @@ class DueThreads:
     def list_jobs(
         self, *, exclude_deleted: bool = True, exclude_read: bool = False
     ) -> list[ExtractionJob]:
-        """Return an extraction job for each thread with unread messages.
+        """Return an extraction job for each thread that may have unread messages.
 
-        No job has the state `"done"`.
+        No job has the state `"running"` or `"done"`.
 
         Args:
             exclude_deleted: Whether to leave out threads that were deleted since the previous call.
@@ -759,7 +770,9 @@ class DueThreads:
     def _find_memory_namespace_and_label_values(
         self, head: ThreadHead
     ) -> tuple[Namespace, dict[str, str]] | None:
-        """Return the namespace of a thread's memories.
+        """Find the namespace of a thread's memories.
+
+        If a value for the namespace template is missing, the thread is added to `_unassigned`.
 
         Returns:
             The namespace and the values that fill it in, or None if a value is missing or not
@@ -811,7 +824,7 @@ def compute_job_state_and_due_time(
         pace: When threads are extracted.
         head: The head of the thread.
         watermark: The watermark of the thread.
-        first_seen_at: When the unread messages were first seen.
+        first_seen_at: When the thread was first seen with unread messages.
         now: The current time.
     """
     if watermark.failed_at is not None and watermark.failed_head == head.checkpoint_id:

@@ -117,7 +117,7 @@ class Batch:
 class Addition(NamedTuple):
     """A memory to be added.
 
-    The extractor derives the key from the source, so extracting the same memory again yields the
+    An extractor derives the key from the source, so extracting the same memory again yields the
     same key.
     """
 

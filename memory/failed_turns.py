@@ -10,8 +10,8 @@ from perdure.memory.conversation import Messages, get_role
 # Maximum number of keys in a `FailedTurns`; when it is exceeded, the oldest keys are dropped. A key
 # identifies either a run or a question in a thread.
 _MAX_FAILURES: Final = 2_048
-# Minimum number of seconds before an operation that failed in a turn is retried. Until then, runs
-# that resume the turn skip the operation.
+# Number of seconds after a failure during which runs that resume the turn skip the operation. The
+# run in which the operation failed always skips it.
 _RETRY_S: Final = 600.0
 
 

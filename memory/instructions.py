@@ -357,7 +357,8 @@ class UpdateInstructions(Learner):
     The rewritten text is stored as a new version. If a concurrent run stores a new version before
     this run does, the model is called again. A rewritten text is rejected if its length is less
     than 40 % or more than 250 % of the previous text's length. However, if the previous text is
-    shorter than 1,000 characters, the rewritten text can be up to 2,500 characters long.
+    shorter than 1,000 characters, the rewritten text can be up to 2,500 characters long. A text of
+    more than 20,000 characters is always rejected.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.

@@ -93,10 +93,10 @@ def find_run_thread(
 async def start_tracking_erasures_in_thread(
     saver: object, thread_id: str, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return a `LoadedThread`.
+    """Return a `LoadedThread` that finds the messages erased from now on.
 
-    Call `start_tracking_erasures_in_thread` just before reading the thread's messages. Return None
-    if `saver` is not a perdure checkpointer.
+    Call this function just before reading the thread's messages. Return None if `saver` is not a
+    perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None

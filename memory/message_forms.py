@@ -45,7 +45,8 @@ _CHUNK: Final = "MessageChunk"
 _TIMES: Final = ("at", "timestamp", "created_at")
 """Other keys under which a message may have its time.
 
-Unlike `CREATED`, the keys in `_TIMES` are removed from the message.
+When a message is read, the value under `CREATED` is moved to its `response_metadata`. The values
+under the keys in `_TIMES` are removed.
 """
 # keys of nested objects in a message that may contain the message's timestamp
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")

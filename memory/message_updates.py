@@ -39,8 +39,8 @@ def build_update_from_current_to_target_messages(
     `RemoveMessage` cannot remove only one of them.
 
     Raises:
-        InvalidMessages: The channel has to change, and its messages have no ids or its reducer
-            stored an earlier `RemoveMessage` instead of applying it.
+        InvalidMessages: The channel has to change, but its messages cannot be removed by id; see
+            `check_messages_removable_by_id`.
     """
     present = set(map(id, current))
     changed = [message for message in target if id(message) not in present]
@@ -57,8 +57,8 @@ def build_update_from_current_to_target_messages(
 def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
     """Check that the messages in the channel `channel` can be removed by id.
 
-    Raise InvalidMessages if a message has no id, or if the channel's reducer stored a
-    `RemoveMessage` instead of applying it.
+    Raise InvalidMessages if a message has no id, or if the channel's reducer stored the
+    `RemoveMessage` that removes all messages, instead of applying it.
     """
     ids = {message.id for message in messages}
     if None in ids:
@@ -75,7 +75,10 @@ def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
 
 
 def _has_unique_ids(messages: Messages) -> bool:
-    """Return whether all message ids are unique and none of the messages is a `RemoveMessage`."""
+    """Return whether all message ids are unique and none of the messages is a `RemoveMessage`.
+
+    Messages without an id are ignored in the comparison of ids.
+    """
     ids = {message.id for message in messages}
     if None in ids:
         known_ids = [message.id for message in messages if message.id is not None]

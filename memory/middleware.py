@@ -136,10 +136,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Call the model with the messages that the view selects.
 
-        An agent's first request is built before `_summarize_if_due` is called, because the size of
-        the agent's tools and system prompt is unknown until the request has been built. If the
-        first request is large enough to need a summary, the messages are summarised, and the
-        request is rebuilt from the summary and the remaining messages.
+        The size of an agent's tools and system prompt is unknown until the agent's first request
+        has been built. After that, `_summarize_if_due` is therefore called once more. If the first
+        request is large enough to need a summary, the messages are summarised, and the request is
+        rebuilt from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -223,7 +223,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry_and_evict_oldest(self._reported_names, requested_name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the nodes that learn from messages, and schedule summaries that start after the run.
+        """Run the learners, and schedule summaries that start after the run.
 
         Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
         as memories.

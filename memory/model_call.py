@@ -1,4 +1,4 @@
-"""Call chat models with timeouts and retries, and parse their responses."""
+"""Call chat models with timeouts and retries, and parse their answers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
-# maximum number of validation errors to list in the description of an invalid response
+# maximum number of validation errors to list in the description of an invalid answer
 _MAX_FAULTS: Final = 5
 # Minimum length, in characters, of a shortened conversation. A conversation that exceeds the
 # model's context window is never shortened below this length.
 _MIN_CONVERSATION_CHARS: Final = 1_000
-# maximum number of characters of a rejected response that the retry request quotes
+# maximum number of characters of a refused answer that the retry request quotes
 _MAX_QUOTED_CHARS: Final = 4_000
 # response metadata keys under which providers report why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
-# Stop reasons that providers report, in lower case. A reason in `_CUT_OFF` means that the response
+# Stop reasons that providers report, in lower case. A reason in `_CUT_OFF` means that the answer
 # was cut off at a token limit. A reason in `_WITHHELD` means that the provider withheld the
-# response, for example because of a content filter.
+# answer, for example because of a content filter.
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
@@ -163,6 +163,8 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
 def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
     """Return a model that produces structured output with the fields of a schema.
 
+    The output of the returned model is a dict; pass it to `extract_structured_answer`.
+
     Args:
         model: A chat model, or its name.
         schema: The schema.
@@ -196,7 +198,11 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
 def _build_missing_feature_error(
     model: Any, missing_feature: str, cause: Exception | None
 ) -> ConfigurationError:
-    """Return the error to raise if a model lacks a feature. `missing_feature` names the feature."""
+    """Return the error to raise if a model lacks a feature.
+
+    `missing_feature` says what the model cannot do, and why. It completes the clause "the model is
+    a FakeModel, which …".
+    """
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {missing_feature} ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
@@ -204,7 +210,7 @@ def _build_missing_feature_error(
 
 
 class InvalidAnswer(InvalidPatch):
-    """Raised if a model response does not have the requested format.
+    """Raised if a model's answer does not have the requested format.
 
     Attributes:
         outline: A description of the fault that quotes nothing from the answer, for the log.
@@ -216,7 +222,7 @@ class InvalidAnswer(InvalidPatch):
 
 
 class RefusedAnswer(NamedTuple):
-    """An unusable model response, with a description of what is wrong with it."""
+    """An unusable answer of a model, with a description of what is wrong with it."""
 
     answer: Any
     fault: str
@@ -264,7 +270,7 @@ class ModelCall:
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect that calls the model.
 
-        When the effect is run, it calls the model and returns the response, or the exception that
+        When the effect is run, it calls the model and returns the answer, or the exception that
         the call raised.
         """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
@@ -276,7 +282,7 @@ class ModelCall:
         *,
         max_chars: int = 0,
     ) -> T:
-        """Call the model until its response is usable, and return the result of `read_answer`.
+        """Call the model until its answer is usable, and return the result of `read_answer`.
 
         Args:
             build_request: Builds the request of each call.
@@ -301,7 +307,7 @@ class ModelCall:
             except InvalidPatch as exc:
                 is_last = is_permanent_failure(answer) or is_context_overflow_error(answer)
                 if is_last or failures > self.retries:
-                    fault = _describe_unusable_answer_without_quoting(answer, exc)
+                    fault = _describe_unusable_answer_for_log(answer, exc)
                     raise ModelFailed(
                         f"the model was asked {format_repeat_count(failures)} and gave no usable "
                         f"answer; the last error: {fault}; nothing was written"
@@ -310,12 +316,12 @@ class ModelCall:
                     pause = self.backoff_s * 2 ** (failures - 1)
                     await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
                 else:
-                    # Some clients raise a ValueError if the model's response fails pydantic
+                    # Some clients raise a ValueError if the model's answer fails pydantic
                     # validation.
                     refused = RefusedAnswer(answer, str(exc))
 
     def _call_blocking(self, request: RequestMessages) -> Any:
-        """Return the model's response, or the exception that the call raised.
+        """Return the model's answer, or the exception that the call raised.
 
         The model is called in a separate OS thread, so that the caller can stop waiting at the time
         limit.
@@ -333,7 +339,7 @@ class ModelCall:
             return exc
 
     async def _call_async(self, request: RequestMessages) -> Any:
-        """Return the model's response, or the exception that the call raised."""
+        """Return the model's answer, or the exception that the call raised."""
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
             return await await_outcome(call, self.timeout_s)
@@ -344,7 +350,7 @@ class ModelCall:
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
         """Return a copy of the model, tagged to exclude its output from message streaming."""
-        # The response is not meant for the user, so `stream_mode="messages"` must not emit it.
+        # The answer is not meant for the user, so `stream_mode="messages"` must not emit it.
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
 
@@ -354,7 +360,7 @@ def make_model_call(model: Any) -> ModelCall:
 
 
 def read_answer_text(answer: Any) -> str:
-    """Return the text of a model response, without characters that cannot be stored."""
+    """Return the text of a model's answer, without characters that cannot be stored."""
     return make_storable(answer if isinstance(answer, str) else str(answer.text))
 
 
@@ -377,7 +383,7 @@ def describe_name_and_url_of_failed_model(error: Exception) -> str:
 
 
 def find_reason_for_unusable_answer(answer: Any) -> str | None:
-    """Return why a model response has no usable text, or None if its text is usable."""
+    """Return why a model's answer has no usable text, or None if its text is usable."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
@@ -390,9 +396,9 @@ def find_reason_for_unusable_answer(answer: Any) -> str | None:
 
 
 def _describe_incomplete_answer(answer: Any) -> str | None:
-    """Return why a model response is incomplete, or None if it is complete.
+    """Return why a model's answer is incomplete, or None if it is complete.
 
-    A response is incomplete if it was cut off at a token limit, or if the provider withheld it, for
+    An answer is incomplete if it was cut off at a token limit, or if the provider withheld it, for
     example because of a content filter.
     """
     metadata = getattr(answer, "response_metadata", None) or {}
@@ -468,7 +474,7 @@ def describe_validation_errors(exc: ValidationError) -> str:
 
 
 def quote_refused_model_answer(answer: Any) -> str:
-    """Return the text and tool call arguments of a rejected response.
+    """Return the text and tool call arguments of a refused answer.
 
     The text is quoted in the retry request, and is shortened to `_MAX_QUOTED_CHARS` characters.
     """
@@ -480,11 +486,11 @@ def quote_refused_model_answer(answer: Any) -> str:
     return cut_middle(make_storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
 
 
-def _describe_unusable_answer_without_quoting(answer: Any, fault: InvalidPatch) -> str:
-    """Describe why a model response cannot be used, without quoting it.
+def _describe_unusable_answer_for_log(answer: Any, fault: InvalidPatch) -> str:
+    """Describe why a model's answer cannot be used. A structured answer is not quoted.
 
-    The response is not quoted, because the description is logged and the response may contain
-    secrets.
+    A structured answer is a dict. It is not quoted, because the description is logged and the
+    answer may contain secrets. For any other answer, the description may be the text of `fault`.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

@@ -53,7 +53,7 @@ from perdure.stores.values import to_prompt_json
 # Value of `Outcome.check` for a profile change that was refused because another run had changed the
 # same fields.
 CONFLICT_CHECK: Final = "changed"
-# maximum length of a list in a model response; a longer list is rejected, because the model is
+# maximum length of a list in a model's answer; a longer list is rejected, because the model is
 # probably repeating itself
 _MAX_ENTRIES: Final = 200
 # Maximum length, in characters, of a rule that is added to the instructions at a user's request.
@@ -73,8 +73,9 @@ def _make_schema_strict(schema: Document) -> None:
 
 
 class _Part(BaseModel):
-    # The JSON schema that is sent to the provider is strict, but the model's response is parsed
-    # leniently, because not every model follows the schema.
+    # The docstrings and descriptions of the subclasses are part of the JSON schema that is sent to
+    # the provider. This schema is strict, but the model's answer is parsed leniently, because not
+    # every model follows the schema.
     model_config = ConfigDict(json_schema_extra=_make_schema_strict)
 
 
@@ -154,7 +155,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
-    """Build the schema of a model response that has the given fields, such as `facts`."""
+    """Build the schema of a model's answer that has the given fields, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
@@ -164,10 +165,10 @@ def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
 
 
 def build_model_answer(parsed: BaseModel) -> ModelAnswer:
-    """Convert a parsed model response to a `ModelAnswer`, and check the number of entries.
+    """Convert a model's parsed answer to a `ModelAnswer`, and check the number of entries.
 
     Raises:
-        InvalidAnswer: The answer has no part, or a part has too many entries.
+        InvalidAnswer: The answer has none of the fields, or a field has too many entries.
     """
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
@@ -183,7 +184,7 @@ def build_model_answer(parsed: BaseModel) -> ModelAnswer:
 def build_memory_proposal(
     answer: ModelAnswer, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Proposal:
-    """Build a proposal of memory changes from the facts and episodes in a model response.
+    """Build a proposal of memory changes from the facts and episodes in a model's answer.
 
     An invalid change is not proposed. For each invalid change, the proposal contains an outcome
     with the reason for the refusal.
@@ -221,7 +222,7 @@ def build_memory_proposal(
 def _build_addition_or_revision(
     change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
-    """Convert a fact or episode from a model response to an addition or revision of a memory.
+    """Convert a fact or episode from a model's answer to an addition or revision of a memory.
 
     Raises:
         InvalidPatch: The change is incomplete, or names unknown messages or memories.
@@ -278,7 +279,7 @@ def _get_messages_by_number(
 
 
 def _build_refused_outcome(reason: str, key: str | None = None) -> Outcome:
-    """Build the outcome for a refused operation in a model response."""
+    """Build the outcome for a refused operation in a model's answer."""
     return Outcome("refused", key, f"the operation {reason}", "model")
 
 
@@ -294,7 +295,8 @@ async def plan_profile_patch(
         scope: The namespace of the memories, and the run.
 
     Raises:
-        InvalidPatch: An operation names no message of a user, or does not fit the profile.
+        InvalidPatch: An operation names an unknown profile or no message of a user, or does not fit
+            the profile.
         VersionConflict: Another run has changed the same fields of the profile since the profile
             was read.
     """
@@ -476,8 +478,8 @@ class ModelExtractor:
         learn: Instructions to which rules that users asked for are added. The instructions must be
             in the same store as the memories.
         turns: Whether memories of turns are made as well.
-        strict: Whether to ask for strict decoding. Use False for an endpoint that refuses strict
-            decoding.
+        strict: Whether to ask the provider to enforce the schema of the answer. Use False for an
+            endpoint that refuses requests with a strict schema.
     """
 
     name = "model"
@@ -529,7 +531,9 @@ class ModelExtractor:
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
-        """Ask the model for changes.
+        """Ask the model for changes, and add the turns that `TurnExtractor` proposes.
+
+        The model is not called if only system messages of the batch have text.
 
         Raises:
             ModelFailed: The model gives no usable answer.
@@ -591,16 +595,17 @@ class ModelExtractor:
                 scope.namespace, query=query, filter={"kind": FACT}, limit=_MAX_SIMILAR_FACTS
             )
             ranked.append(
-                [message for message in memories_found if message.namespace == scope.namespace]
+                [memory for memory in memories_found if memory.namespace == scope.namespace]
             )
+        # Take the best fact of each query first, then the second best of each, and so on.
         rows = zip_longest(*ranked)
-        facts = {message.key: message for row in rows for message in row if message is not None}
+        facts = {memory.key: memory for row in rows for memory in row if memory is not None}
         return list(facts.values())[:_MAX_SIMILAR_FACTS]
 
     async def _request_answer_and_usage(
         self, batch: Batch, context: _PromptContext, scope: Scope
     ) -> tuple[ModelAnswer, Usage]:
-        """Call the model until its response is usable, and return it with the total token usage."""
+        """Call the model until its answer is usable, and return it with the total token usage."""
         retries_left, usage = self._call.retries, Usage()
 
         def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
@@ -609,7 +614,7 @@ class ModelExtractor:
             return self._build_request(batch, context, max_chars, refused)
 
         async def parse_answer(raw_answer: Any) -> ModelAnswer:
-            """Parse a model response, check its patches, and add its tokens to the total usage."""
+            """Parse a model's answer, check its patches, and add its tokens to the total usage."""
             nonlocal retries_left, usage
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
@@ -622,7 +627,7 @@ class ModelExtractor:
                 # Ignore a version conflict here, because the function that plans the profile's
                 # patch detects the conflict again and reports it as an outcome.
                 pass
-            # If no retries are left, accept the model's response even if it contains an invalid
+            # If no retries are left, accept the model's answer even if it contains an invalid
             # profile patch. The invalid patch is refused later, when the profile's changes are
             # planned.
             except InvalidPatch:
@@ -642,7 +647,7 @@ class ModelExtractor:
     ) -> list[BaseMessage]:
         """Build the messages of a request.
 
-        If the last response was rejected, the request quotes that response and gives the reason.
+        If the last answer was refused, the request quotes it and gives the reason.
         """
         lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
         earlier = filter(None, map(_render_dated_message, batch.before))
@@ -670,7 +675,7 @@ class ModelExtractor:
 def _group_changes_by_profile(
     answer: ModelAnswer, states: Sequence[ProfileState[Any]]
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
-    """Group the profile changes in a model response by profile.
+    """Group the profile changes in a model's answer by profile.
 
     A change that names an unknown profile is added to the patch for the first profile, so that
     validating this patch reports the unknown name.

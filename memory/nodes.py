@@ -30,7 +30,8 @@ from perdure.memory.system_messages import find_system_messages, join_system_mes
 MODEL_INPUT_KEY: Final = "llm_input_messages"
 """The key in an update for the messages that are sent to the model.
 
-The key is used if the messages for the model differ from the messages that the state keeps.
+The nodes that leave the messages in the state unchanged use it. LangGraph's prebuilt agent sends
+the messages under this key to the model.
 """
 
 
@@ -195,7 +196,7 @@ class MessagesNode(Node):
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
     ) -> dict[str, Any]:
-        """Return the update of a state."""
+        """Return the update of a state, with the messages for the model under `MODEL_INPUT_KEY`."""
         messages = read_messages(state, self.messages_key)
         return {
             MODEL_INPUT_KEY: await self._transform_messages_of_state_for_model(

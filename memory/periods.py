@@ -28,8 +28,8 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
     Args:
         since: A day or a time in ISO 8601. A time without a time zone is in UTC. If the text is
             None or blank, the period has no start.
-        until: The last day or time, in the same form as `since`. A day belongs to the period as a
-            whole. If the text is None or blank, the period has no end.
+        until: The last day, which belongs to the period as a whole, or the time at which the period
+            ends. The form is that of `since`. If the text is None or blank, the period has no end.
 
     Returns:
         The start and the end, or None if both texts are missing.

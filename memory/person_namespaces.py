@@ -177,10 +177,13 @@ async def forget_author(
 ) -> Receipt:
     """Erase the memories and quarantine entries that a user wrote in team namespaces.
 
+    In a store that keeps no versions, only the memories are erased.
+
     Args:
         adapter: The store.
         user: The name of the user.
-        hand_over: Whether to keep the memories without the name of the user.
+        hand_over: Whether to keep the memories and entries without the name of the user, instead of
+            erasing them.
         dry_run: Whether to return the receipt without erasing.
     """
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
@@ -206,7 +209,10 @@ async def forget_author(
 async def _find_items_written_by_user(
     adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return (namespace, key) for each item that a user wrote outside their own conversations."""
+    """Return (namespace, key) for each item that a user wrote for a team or in the chat of others.
+
+    Items of other people's conversations are only found in a store that keeps versions.
+    """
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
@@ -317,7 +323,9 @@ def _find_shortest_personal_prefix(
 ) -> Namespace | None:
     """Return the shortest prefix of a namespace that matches any template, or None.
 
-    In the templates, the label `{user_id}` matches only the name of the given user.
+    In the templates, the label `{user_id}` matches only the name of the given user. A template that
+    begins with this label does not match a namespace whose first label perdure itself uses, such as
+    `memories`.
     """
     sizes = [
         len(labels)

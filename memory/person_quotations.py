@@ -22,10 +22,10 @@ from perdure.stores.whole_store import WholeStore
 # Minimum length, in characters, of a text that counts as a quotation. Shorter texts are ignored,
 # because different people might write the same short text by chance.
 _MIN_LENGTH: Final = 16
-_FOREIGN_DEEDS: Final = ("said", "scheduled")
-"""Values of the checkpoint metadata `CALLER_ACTION`.
+_MESSAGE_ACTIONS: Final = ("said", "scheduled")
+"""Values of the checkpoint metadata `CALLER_ACTION` for callers that sent a message.
 
-A checkpoint whose metadata has one of these deeds and also names a caller contains a message that
+A checkpoint whose metadata has one of these values and also names a caller contains a message that
 another user sent.
 """
 
@@ -120,6 +120,7 @@ def read_human_texts_by_sender(saver: Checkpointer, thread_ids: Iterable[str]) -
         times = _read_times_of_checkpoints_with_other_users_messages(saver, thread_id)
         for item in _iter_history_items_with_messages(saver, thread_id):
             if get_role(item.value) == "human":
+                # `stored_at` is the timestamp of the checkpoint that first stored the message.
                 texts = foreign if item.stored_at in times else own
                 texts.add(item.value.text.strip())
     return HumanTexts(frozenset(own), frozenset(foreign - own))
@@ -134,7 +135,7 @@ def _read_times_of_checkpoints_with_other_users_messages(
     with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
             if (
-                checkpoint.metadata.get(CALLER_ACTION) in _FOREIGN_DEEDS
+                checkpoint.metadata.get(CALLER_ACTION) in _MESSAGE_ACTIONS
                 and CALLER in checkpoint.metadata
             ):
                 times.add(datetime.fromisoformat(checkpoint.ts))

@@ -39,7 +39,7 @@ from perdure.stores.values import decode_json_value, encode_value_as_json, to_pr
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
-# Maximum size of a profile's JSON, in bytes.
+# Maximum size of the JSON of a profile or of a patch, in bytes.
 MAX_BYTES: Final = 100_000
 # Maximum number of operations in a patch.
 MAX_OPERATIONS: Final = 100
@@ -52,8 +52,8 @@ def check_patch_operations(patch: Any) -> list[Document]:
     """Check the operations of a JSON Patch. Return a copy of the list of operations.
 
     Raises:
-        InvalidPatch: The patch is not a JSON Patch (RFC 6902), is too long, or has the path of the
-            whole document.
+        InvalidPatch: The patch is not a JSON Patch (RFC 6902), is too large, or would change the
+            whole document instead of its fields.
     """
     is_list = isinstance(patch, list | tuple)
     if not is_list or len(patch) > MAX_OPERATIONS:
@@ -92,8 +92,8 @@ def apply_patch(
         document: The document.
         operations: The operations of the patch, from `check_patch_operations`.
         by_model: Whether a model made the patch. With True, a patch is refused if it replaces an
-            object with a new object that lacks some of the previous fields, because a model seldom
-            means to remove fields in this way.
+            object with a new object that lacks some of the fields that had a value, because a model
+            seldom means to remove fields in this way.
 
     Raises:
         InvalidPatch: The patch does not fit the document, or the result is too large.
@@ -523,8 +523,8 @@ class Profile(Generic[M]):
     ) -> ProfileState[M]:
         """Read the profile and its document.
 
-        If the document does not match the schema, the result's `profile` is None, and its `fault`
-        gives the reason.
+        If the document does not match the schema, or if no document is stored and the schema has
+        required fields, the result's `profile` is None, and its `fault` gives the reason.
         """
         item = await handle.read(as_of)
         document = (
@@ -609,6 +609,8 @@ class Profile(Generic[M]):
         values = await _apply_gate_and_get_leaf_values_to_store(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
         document: Document = copy_and_check_json(dump_profile(profile), "the profile")
+        # An unchanged profile is not written again. If nothing is stored yet, `set` also writes a
+        # profile that equals the schema's defaults.
         if is_same_json(document, state.document) and (state.item or operation != "set"):
             return [], profile
         value = {
@@ -640,9 +642,11 @@ def _copy_profile_document(item: Memory) -> Document:
 async def _apply_gate_and_get_leaf_values_to_store(
     gate: Gate, leaves: Sequence[DocumentLeaf], handle: ItemHandle
 ) -> list[Any]:
-    """Pass the leaf values of a profile through the gate, and return the values to store.
+    """Judge the leaf values of a profile, and return the values to store.
 
-    The returned list contains one value for each leaf in `leaves`, in the same order.
+    The gate's rules for sensitive data and the application's checks are applied, but not the rules
+    that compare a memory with other memories. The returned list contains one value for each leaf in
+    `leaves`, in the same order.
     """
     candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]

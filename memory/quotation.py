@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.memory.tokens import TokenCounter
 
 _SAFE_ANGLE: Final = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}"
+# matches the "<" of the tags that delimit the parts of a prompt with a transcript
 _DELIMITER: Final = re.compile(r"<(?=/?\s*(?:conversation|summary|part)\b)", re.IGNORECASE)
 _TAG: Final = re.compile(r"<(?=[/|!?]?[A-Za-z])")
 _SECTION_HEADINGS: Final = {
@@ -150,6 +151,7 @@ _BINARY: Final = re.compile(
     rf"{_DATA_URL.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)(?:[?#]\S*)?",
     re.A | re.I,
 )
+# Keys in a content block whose values name a file, the preferred ones first.
 _FILE_KEYS: Final = (
     *("filename", "file_name", "name", "title"),
     *("url", "image_url", "file_url", "file_id"),
@@ -159,7 +161,8 @@ _FILE_KEYS: Final = (
 def render_message(message: BaseMessage) -> str:
     """Render a message as `role (name): text`, with further lines indented.
 
-    The result is "" if the message has neither text nor tool calls.
+    The result is "" for a message that has neither text nor tool calls, for a system message and
+    for a `RemoveMessage`.
     """
     if isinstance(message, RemoveMessage) or get_role(message) == "system":
         return ""
@@ -189,19 +192,20 @@ def render_messages_with_tool_results(messages: Sequence[BaseMessage]) -> list[s
 
 
 def join_newest_texts(texts: Sequence[str], max_chars: int) -> str:
-    """Join as many of the newest text units as fit into `max_chars` characters.
+    """Join as many of the newest texts as fit into `max_chars` characters.
 
-    If the newest unit alone exceeds `max_chars`, only the end of this unit is kept.
+    If the newest text alone exceeds `max_chars`, only the end of this text is kept. If something is
+    left out, the result begins with an omission mark, which does not count towards `max_chars`.
     """
     newest: list[str] = []
-    for unit in reversed(texts):
-        max_chars -= len(unit) + 1
+    for text in reversed(texts):
+        max_chars -= len(text) + 1
         if max_chars < 0:
             if not newest:
-                newest.append(unit[-max_chars:])
+                newest.append(text[-max_chars:])
             newest.append(_OMISSION_MARK)
             break
-        newest.append(unit)
+        newest.append(text)
     return "\n".join(reversed(newest))
 
 
@@ -251,8 +255,8 @@ def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bo
     if kind in _HIDDEN_BLOCK_TYPES or kind.endswith(("_call", "_use")):
         return ""
     # Omit a tool result embedded in a human message, because the user did not write it.
-    is_others = kind.endswith(_RESULT_SUFFIX) and get_role(message) == "human"
-    return ("" if is_others else _render_attachment(block)) or (
+    is_result_in_human_message = kind.endswith(_RESULT_SUFFIX) and get_role(message) == "human"
+    return ("" if is_result_in_human_message else _render_attachment(block)) or (
         render_block_name(block) if includes_name else ""
     )
 

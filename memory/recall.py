@@ -41,10 +41,9 @@ NAMESPACE: Final = ("memories", "{user_id}")
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several namespaces; see `Template`."""
 _MAX_REJECTED_FACTOR: Final = 3
-"""Maximum number of memories that the first search reads in addition to the wanted number.
+"""Limit for the additional memories that the first search reads to replace rejected memories.
 
-The additional memories replace memories that will be rejected. The value is a multiple of the
-number of memories that the search has to return.
+The limit is this factor times the number of memories that the search has to return.
 """
 # Minimum number of spare memories that a search reads beyond its limit, to make up for duplicates
 # that are removed later.
@@ -329,7 +328,11 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories in the namespaces if there are fewer than `all_below`, or else []."""
+        """Return all memories in the namespaces if there are fewer than `all_below`, or else [].
+
+        Memories of other kinds and memories for which `accepts` returns False count towards
+        `all_below`, but are not returned.
+        """
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
@@ -433,8 +436,8 @@ async def _recall(
     Args:
         query: The query, in the words of the user.
         store: Any langgraph store, or None to use the graph's store.
-        config: The config of the run, which fills in the namespace. None means, within a node, that
-            of its run.
+        config: The config of the run, which fills in the namespace. None means, within a node, the
+            config of the current run.
         namespace: The namespace to search, or a list of several. See `Template`.
         kinds: Only memories of these kinds.
         limit: The maximum number of memories.
@@ -621,7 +624,8 @@ class RecallReport(NamedTuple):
         questions: The questions.
         limit: The number of top-ranked memories that count as recalled.
         recall: The mean of the questions' recall.
-        mrr: The mean reciprocal rank of the first expected memory.
+        mrr: The mean, over the questions, of 1 / rank of the expected memory that ranks highest. A
+            question that recalls no expected memory counts as 0.
         missed: The questions that did not recall all expected memories.
     """
 

@@ -53,8 +53,8 @@ def is_record_needed_to_find_namespaces(template_labels: Sequence[str]) -> bool:
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
     """Record templates in a store, unless they are already recorded there.
 
-    If the store raises an error, for example because the store is read-only or the disk is full,
-    the error is ignored.
+    If a perdure store raises an error, for example because the store is read-only or the disk is
+    full, the error is ignored.
 
     Args:
         store: The store in which the templates are used.

@@ -1,7 +1,7 @@
-"""Reducers of list channels.
+"""Reducers for the list channels of a graph's state.
 
-Besides ordinary updates, the reducers in this module accept `Keep`, an update that keeps only a
-slice of the list.
+Besides ordinary updates, the reducer `messages` and the reducers that `keepable` returns accept
+`Keep`, an update that keeps only a slice of the list.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def messages(current_messages: Any, update: Any) -> Any:
     update contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
 
     Raises:
-        InvalidUpdate: A `Keep` would separate a tool call from its result.
+        InvalidUpdate: A `Keep` is not valid, or would separate a tool call from its result.
     """
     value: Any = [] if current_messages is None else current_messages
     if not _has_keep(update):

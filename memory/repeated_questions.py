@@ -131,7 +131,7 @@ class _SortKey(NamedTuple):
     """The key by which a memory is sorted.
 
     Attributes:
-        only_asks: Whether the memory only repeats the query. Such memories come last.
+        only_asks: Whether the memory has the role ASKS. Such memories come last.
         target: The position of the memory after which this memory is moved, or its own position.
         is_moved: Whether the memory is moved.
         position: The position of the memory in the original ranking.
@@ -189,8 +189,9 @@ class _TurnRoleClassifier:
     def __init__(self, query: str) -> None:
         self._query = query
         words = extract_query_words_with_stems(query)
+        # The words of the query and their stems, without stop words.
         self._words = {*words, *words.values()}
-        self._every = set(split_words(query))
+        self._all_words = set(split_words(query))
         self._languages = dict.fromkeys((detect_language(query), ENGLISH))
         is_foreign = detect_language(query) not in (ENGLISH, NON_LATIN)
         self._unlisted = _UNLISTED_FOREIGN_NATS if is_foreign else _UNLISTED_NATS
@@ -225,7 +226,7 @@ class _TurnRoleClassifier:
             # and the role SAYS otherwise. If the query has only one word, the role is always SAYS.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
-            is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
+            is_copy = len(self._all_words) > 1 and self._all_words <= set(split_words(text))
             return _TurnRole(REPEATS if is_copy else SAYS, shared)
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
@@ -255,8 +256,8 @@ class _TurnRoleClassifier:
         The information content of a word is `-ln(p)`, where p is the fraction of messages that
         contain the word.
         """
-        common = max(estimate_share_of_messages_with_word(word, name) for name in self._languages)
-        return -math.log(common) if common else self._unlisted
+        share = max(estimate_share_of_messages_with_word(word, name) for name in self._languages)
+        return -math.log(share) if share else self._unlisted
 
     def _has_informative_words_beyond_query(self, text: str) -> bool:
         """Return whether a text contains informative words that are not in the query."""

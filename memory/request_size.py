@@ -21,7 +21,8 @@ from perdure.memory.usage import is_same_model, read_model_name, read_reported_t
 # Value of `RequestParts.agent` that matches the model responses of every agent.
 _ANY_AGENT: Final = object()
 # Minimum share of a summary trigger's token count that is reserved for messages, even if the tools
-# and the system prompt use more than the remaining share.
+# and the system prompt use more than the remaining share. Also the share of the trigger by which a
+# request must have grown since its summary before the next summary is written.
 _MIN_SHARE: Final = 0.25
 
 
@@ -180,10 +181,11 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_position_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the index of the message after the last response that predates the summary.
+    """Return the index of the message after the last answer that predates the summary.
 
     The token usage of requests that were sent before the summary existed still includes the
-    messages that have since been summarised, so it is ignored.
+    messages that have since been summarised, so it is ignored. If the last answer has no id, it
+    cannot be found, so the usage of all messages is ignored.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

@@ -90,8 +90,8 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     """Return the teams whose memory is used in a run, without duplicates.
 
     In the run's context or `configurable`, `teams` lists the teams and `team` selects one of them.
-    On a server, a run can use only teams that its user belongs to. If the run specifies no team, it
-    uses all of its user's teams.
+    On a server, a run can use only teams that its user belongs to. If a run on a server specifies
+    no team, it uses all of its user's teams. A run for which memory is disabled uses no team.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.

@@ -58,8 +58,6 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # Words with the same stem may differ in tense or number, so texts that differ in such words may
-    # state different facts.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
         for x, y in differ

@@ -1,6 +1,6 @@
 """Replace the messages before the newest turns with a summary.
 
-`expand` returns the original messages.
+The function `perdure.memory.expand` returns the original messages.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ _DEFAULT_INPUT_TOKENS: Final = 16_000
 _REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
+# Note that is added to a summary request if the newest turn is still in progress and its first
+# steps are summarised.
 _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
@@ -138,9 +140,10 @@ class Selection(NamedTuple):
 
     Attributes:
         turns: The messages of whole turns.
-        steps: The messages of exchanges in the newest turn, which is still in progress.
-        question: The human message that began the newest turn, or None if no exchanges are
-            selected. The question itself is not summarised.
+        steps: The messages of the older exchanges in the newest turn, which may still be in
+            progress. Empty unless the newest turn alone is too long.
+        question: The human message that began the newest turn, or None if no steps are selected.
+            The question itself is not summarised.
     """
 
     turns: Sequence[BaseMessage]
@@ -288,9 +291,11 @@ class Summarize(MessagesNode):
         )
 
     def is_due(self, state: Any) -> bool:
-        """Return whether calling the node with `state` would summarise messages.
+        """Return whether calling the node with `state` would summarise or remove messages.
 
-        After a failed attempt to write a summary, the node does not try again in the same turn.
+        The node removes messages that a summary from the background already covers. With
+        `background=True`, it writes no summary at the end of a turn. After a failed attempt to
+        write a summary, the node does not try again in the same turn.
         """
         thread = self._find_saved_thread()
         if thread is not None:
@@ -366,6 +371,10 @@ class Summarize(MessagesNode):
         """Summarise an idle thread that has reached three quarters of the trigger.
 
         Return whether a summary was stored.
+
+        Raises:
+            UnknownThread: There is no such thread.
+            SummaryFailed: The model returned no summary.
         """
         head = await read_head_checkpoint(thread, self.messages_key)
         if head is None:
@@ -432,8 +441,9 @@ class Summarize(MessagesNode):
     ) -> dict[str, Any]:
         """Return the state update that stores a new summary and removes the summarised messages.
 
-        The update is empty if no summary is due. If a summary was written in the background, the
-        update removes the messages that it covers.
+        If a summary was written in the background, the update removes the messages that it covers.
+        With `background=True`, a node that is called at the end of a turn schedules the next
+        summary instead of writing it. If there is nothing to store or remove, the update is empty.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_state_has_summarized_channel(state)
