@@ -64,13 +64,13 @@ class ClearToolOutputs(MessagesNode):
     Args:
         keep: The number of newest results that are not replaced, including those that the model has
             not read yet.
-        min_tokens: The number of tokens from which a result is replaced, at least 40.
+        min_tokens: Results with fewer tokens are not replaced. The lowest value is 40.
         exclude_tools: The names of tools whose results are not replaced.
         read_tool: The tool that `read_tool_output` returned, or the tool's name. With `read_tool`,
             the placeholder tells the model to read the result with this tool. Without `read_tool`,
             the placeholder advises the model to repeat the call. With `MemoryMiddleware`, the
-            option is not needed, because the middleware finds the tool among the agent's tools. A
-            placeholder never names a tool that the agent does not have.
+            option is not needed, because the middleware finds the tool among the agent's tools. The
+            placeholders then never name a tool that the agent does not have.
         token_counter: See `perdure.memory.token_counter`.
     """
 

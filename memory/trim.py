@@ -545,7 +545,7 @@ def _take_fitting_turns_and_get_unused_tokens(
     """Return the leading turns that fit into `remaining_tokens`, and the number of unused tokens.
 
     If a turn does not fit, the number of unused tokens is -1, so that a further call selects
-    nothing. With `start_on=None`, the last units of that turn are selected if they fit.
+    nothing. With `start_on=None`, as many of that turn's last units are selected as fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining_tokens >= 0 else ():

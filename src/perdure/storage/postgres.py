@@ -1,8 +1,9 @@
 """`PostgresDatabase`: a `Database` in a schema of a Postgres database.
 
 Each request of a flow is sent in pipeline mode, and the last request's pipeline also contains the
-COMMIT (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Transactions do not
-depend on session state, so a connection pooler may run each transaction on a different connection.
+COMMIT (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). A connection pooler may
+run each transaction on a different connection. Behind a pooler, transactions therefore do not
+depend on session state, and each transaction sets what it needs.
 
 A writing transaction takes advisory locks on the names that were passed to `Database.write`. If two
 transactions lock the same name, the second one waits until the first one ends.
