@@ -148,7 +148,7 @@ async def update_cron(
         cron, sets_next_time=bool(_SCHEDULE_FIELDS & body.keys())
     )
     if stored is None:
-        raise _unknown_cron_error(cron_id)
+        raise _build_unknown_cron_error(cron_id)
     return JSONReply(_build_cron_json(stored))
 
 
@@ -162,7 +162,7 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
         matches_filter(cron.content["metadata"], call.filter)
         or await _is_cron_on_own_thread(call, cron, "threads:update")
     ):
-        raise _unknown_cron_error(cron_id)
+        raise _build_unknown_cron_error(cron_id)
     await CronTable(call.saver).delete(cron)
 
 
@@ -170,7 +170,9 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
 @set_required_action("crons:search")
 async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) -> Response:
     """List the crons that match the filters, newest first unless the request sets another order."""
-    cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
+    cron_list = [
+        _build_cron_json(*found_cron) for found_cron in await _find_crons(call, runs, body)
+    ]
     rows = [row for row in cron_list if body.enabled in (None, row["enabled"])]
     return JSONReply(body.sort_and_select_page_rows(rows, now=datetime.now(UTC)))
 
@@ -243,7 +245,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
             f"the cron {cron_id!r} on your thread belongs to another user; only its owner can "
             "change it, but you can delete it"
         )
-    raise _unknown_cron_error(cron_id)
+    raise _build_unknown_cron_error(cron_id)
 
 
 async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
@@ -261,8 +263,8 @@ async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Actio
     return other_call.threads.find_person_of_thread(thread) == call.identity.person
 
 
-async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Filter thread ids, and return only the ids of the caller's own threads.
+async def _select_own_thread_ids(call: Call, thread_ids: Collection[str | None]) -> set[str]:
+    """Return those of the given thread ids that belong to the caller's own threads.
 
     A thread is the caller's own if its runs use the caller's memories and the caller is permitted
     to list the thread.
@@ -299,12 +301,18 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
         and assistant_id in (None, cron.content["payload"]["assistant_id"])
         and filters.thread_id in (None, cron.thread_id)
     ]
-    unreached_threads = {found.cron.thread_id for found in crons if not found.is_reachable}
-    own_threads = await _find_own_threads(call, unreached_threads)
-    return [found for found in crons if found.is_reachable or found.cron.thread_id in own_threads]
+    unreachable_thread_ids = {
+        found_cron.cron.thread_id for found_cron in crons if not found_cron.is_reachable
+    }
+    own_thread_ids = await _select_own_thread_ids(call, unreachable_thread_ids)
+    return [
+        found_cron
+        for found_cron in crons
+        if found_cron.is_reachable or found_cron.cron.thread_id in own_thread_ids
+    ]
 
 
-def _unknown_cron_error(cron_id: str) -> Refused:
+def _build_unknown_cron_error(cron_id: str) -> Refused:
     """Return the error for a cron that does not exist or that the caller cannot access."""
     return Refused(f"there is no cron {cron_id!r}", 404)
 

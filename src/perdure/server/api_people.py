@@ -37,14 +37,14 @@ class PermittedPerson(NamedTuple):
 
     Attributes:
         user: The name of the person.
-        threads: The ids of the person's threads to which the caller has access.
+        thread_ids: The ids of the person's threads to which the caller has access.
         other_namespaces: The namespaces that contain the person's name, are kept by an erasure, and
             are visible to the caller.
         options: The keyword arguments for functions of `perdure.people`.
     """
 
     user: str
-    threads: list[str]
+    thread_ids: list[str]
     other_namespaces: list[Namespace]
     options: dict[str, Any]
 
@@ -132,10 +132,10 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
         runs: The runs of the server.
         person: The person.
     """
-    for thread_id in person.threads:
+    for thread_id in person.thread_ids:
         await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     report = await people.aforget(person.user, call.saver, call.store, **person.options)
-    for thread_id in person.threads:
+    for thread_id in person.thread_ids:
         runs.drop_runs_and_events_of_thread(call.identity.tenant, thread_id)
     call.record_for_audit(hashes=report.hashes)
     return _remove_hidden_namespaces(report, person)

@@ -604,7 +604,7 @@ async def _iter_sse_frames_of_run(
     """
     if last_received_event is None:
         yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
-    position = (
+    reading_args = (
         0 if is_new else last_received_event,
         partial(require_valid_credentials_of_same_user, request),
         run.seq_range,
@@ -612,12 +612,12 @@ async def _iter_sse_frames_of_run(
     try:
         identity = request.state.call.identity
         async for entries in runs.read_events(
-            identity, run.thread_key, run.log, *position, is_new=is_new
+            identity, run.thread_key, run.log, *reading_args, is_new=is_new
         ):
             for part in iter_sse_chunks(
-                each
-                for each in entries
-                if not stream_modes or get_stream_mode(each.kind) in stream_modes
+                event
+                for event in entries
+                if not stream_modes or get_stream_mode(event.kind) in stream_modes
             ):
                 yield part
         await run.wait_until_ended()

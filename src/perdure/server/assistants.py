@@ -119,8 +119,8 @@ class Assistants:
             UnknownGraph: The graph is not served.
         """
         content = self._validate_content(content)
-        is_free = find_default_assistant(self._graphs, assistant_id) is None
-        if not (is_free and await self._table.create(assistant_id, content)):
+        is_not_default = find_default_assistant(self._graphs, assistant_id) is None
+        if not (is_not_default and await self._table.create(assistant_id, content)):
             with suppress(UnknownAssistant):
                 if if_exists == "do_nothing":
                     return await self.get(assistant_id)
@@ -491,7 +491,7 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
 
     The `X-Pagination-Next` response header contains the offset of the next page.
     """
-    assistants = await _search_permitted(call, runs, body)
+    assistants = await _search_permitted_assistants(call, runs, body)
     response = await build_json_reply(body.sort_and_select_page_rows(assistants))
     if len(assistants) > (end := body.offset + body.limit):
         response.headers["X-Pagination-Next"] = str(end)
@@ -502,10 +502,12 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
 @set_required_action("assistants:search")
 async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantFilters) -> int:
     """Count the assistants that match the filters."""
-    return len(await _search_permitted(call, runs, body))
+    return len(await _search_permitted_assistants(call, runs, body))
 
 
-async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -> list[Assistant]:
+async def _search_permitted_assistants(
+    call: Call, runs: Runs, filters: AssistantFilters
+) -> list[Assistant]:
     """Return the assistants that match the filters and that the caller may access."""
     filters.metadata = (await call.authorize_arguments(filters.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(filters)

@@ -41,7 +41,7 @@ class ErasureCounts:
         # Maps each thread key to its number of active readers.
         self._readers = Counter[int]()
         self._counts = dict[int, int | None]()
-        self._querying = asyncio.Lock()
+        self._query_lock = asyncio.Lock()
         self.read_at = 0.0
 
     @contextmanager
@@ -71,7 +71,7 @@ class ErasureCounts:
             The number, or None if there is no such thread.
         """
         if not self._is_recent(thread_key, earliest_query_time):
-            async with self._querying:
+            async with self._query_lock:
                 if not self._is_recent(thread_key, earliest_query_time):
                     # Check again after acquiring the lock, because another reader may have loaded
                     # the count while this one waited for the lock.

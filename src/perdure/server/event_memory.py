@@ -153,9 +153,9 @@ class EventMemory:
         count towards that limit are dropped.
         """
         while self.garbage:
-            owner, collected = self.garbage.popleft()
-            owner.size -= collected
-            self.size -= collected
+            charged_account, collected_bytes = self.garbage.popleft()
+            charged_account.size -= collected_bytes
+            self.size -= collected_bytes
         if account.size + new_event_bytes > self._user_bytes:
             self._drop_events_until_new_event_fits(
                 lambda: account if account.size else None,

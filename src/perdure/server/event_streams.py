@@ -437,7 +437,9 @@ class ThreadEvents:
         match method:
             case "values":
                 interrupts = params.get("interrupts", ())
-                self._interrupts |= {each.id: (namespace, each.value) for each in interrupts}
+                self._interrupts |= {
+                    interrupt.id: (namespace, interrupt.value) for interrupt in interrupts
+                }
                 run.waits_for_answer |= bool(interrupts)
                 run.output = data if not namespace else run.output
             case "updates":
@@ -451,13 +453,13 @@ class ThreadEvents:
                     # Skip complete messages from a node's return value, because `values` events
                     # already contain them.
                     return
-                model_run = str(metadata.get("run_id"))
+                model_run_id = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
-                    self._messages[model_run] = part["id"]
+                    self._messages[model_run_id] = part["id"]
                     node = {"langgraph_node": metadata.get("langgraph_node")}
                     data = {**part, "metadata": node}
                 else:
-                    data = {**part, "message_id": self._messages.get(model_run)}
+                    data = {**part, "message_id": self._messages.get(model_run_id)}
             case "checkpoints":
                 data = _extract_ids_step_and_source_of_checkpoint(data)
             case _ if method.startswith("custom:"):

@@ -37,7 +37,9 @@ _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # The two classes in the union type `ServerRuntime`. A graph factory receives an instance of the
 # first class when a graph is opened for a run, and an instance of the second class when a graph is
 # opened for reading.
-_RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
+_RUN_RUNTIME_CLASS, _READ_RUNTIME_CLASS = (
+    get_origin(runtime_type) for runtime_type in get_args(ServerRuntime.__value__)
+)
 
 
 class UnknownGraph(Refused):
@@ -134,7 +136,11 @@ class Graphs:
         if not isinstance(source, Pregel):
             shared = {"access_context": access, "user": user, "store": store}
             is_run = access == "threads.create_run"
-            runtime = _RUN_RUNTIME(**shared, context=context) if is_run else _READ_RUNTIME(**shared)
+            runtime = (
+                _RUN_RUNTIME_CLASS(**shared, context=context)
+                if is_run
+                else _READ_RUNTIME_CLASS(**shared)
+            )
             source = await asyncio.to_thread(_call_graph_factory, source, config or {}, runtime)
             if inspect.isawaitable(source):
                 source = await source

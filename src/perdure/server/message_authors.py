@@ -193,18 +193,21 @@ class OtherAuthorMarker:
         A string, or a pair of a role and a text, counts as a message only in the channel
         `messages`.
         """
-        form = value
+        fields = value
         if _is_role_and_text(channel, value):
-            form = {"role": value[0], "content": value[1]}
+            fields = {"role": value[0], "content": value[1]}
         elif isinstance(value, str) and channel == "messages":
-            form = {"role": "user", "content": value}
-        if not isinstance(form, Mapping) or form.get("role", form.get("type")) not in _HUMAN_ROLES:
+            fields = {"role": "user", "content": value}
+        if (
+            not isinstance(fields, Mapping)
+            or fields.get("role", fields.get("type")) not in _HUMAN_ROLES
+        ):
             return value
-        if self._is_by_person(form.get("content")):
+        if self._is_by_person(fields.get("content")):
             return value
-        metadata = form.get("response_metadata")
+        metadata = fields.get("response_metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        return {**form, "response_metadata": {**metadata, REMEMBER_TURN: False}}
+        return {**fields, "response_metadata": {**metadata, REMEMBER_TURN: False}}
 
     def _mark_message(self, message: HumanMessage) -> HumanMessage:
         """Return a marked copy of a message, or the message itself if it must not be marked."""

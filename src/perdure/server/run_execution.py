@@ -238,8 +238,8 @@ class RunExecution:
             "run_id": run.run_id,
             **person.build_user_configurable(),
         }
-        if (chooser := self._runs.server.teams) is not None:
-            teams = chooser.find_teams_whose_memory_run_uses(run.tenant, sender, person)
+        if (run_teams := self._runs.server.teams) is not None:
+            teams = run_teams.find_teams_whose_memory_run_uses(run.tenant, sender, person)
             server_values |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}

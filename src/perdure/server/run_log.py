@@ -277,17 +277,17 @@ def iter_sse_chunks(
         EventDropped: An event was dropped before a part of it was sent.
         StreamCut: An event was dropped after a part of it was sent.
     """
-    joined, size = list[bytes](), 0
+    joined_frames, size = list[bytes](), 0
     for event in events:
         prefix, start = b"", 0
         if build_id_line is not None:
             prefix, start = build_id_line(event), event.find_byte_offset_in_frame(b"\n") + 1
         length = len(prefix) + event.size - start
-        if joined and size + length > CHUNK_BYTES:
-            yield b"".join(joined)
-            joined, size = [], 0
+        if joined_frames and size + length > CHUNK_BYTES:
+            yield b"".join(joined_frames)
+            joined_frames, size = [], 0
         if length <= CHUNK_BYTES:
-            joined.append(prefix + event.read_range(start, event.size))
+            joined_frames.append(prefix + event.read_range(start, event.size))
             size += length
             continue
         while start < event.size:
@@ -303,8 +303,8 @@ def iter_sse_chunks(
                 raise StreamCut(str(exc)) from None
             yield part
             prefix, start = b"", stop
-    if joined:
-        yield b"".join(joined)
+    if joined_frames:
+        yield b"".join(joined_frames)
 
 
 class EventLog:
@@ -598,11 +598,11 @@ class EventLog:
 
     def _allow_dropping_events_if_unused(self) -> None:
         """Mark the log as unused if it has no readers or writers, so its events can be dropped."""
-        is_written = self._writers > 0 if self.thread_key else not self._closed
+        has_writer = self._writers > 0 if self.thread_key else not self._closed
         if (
             self.size
             and self._account is not None
-            and not is_written
+            and not has_writer
             and not self._received_numbers
         ):
             self._account.memory.mark_unused(self)

@@ -184,7 +184,7 @@ class UntrustedConnection(sqlite3.Connection):
     limit = _SCHEMA_STEPS
     checked_schema_version: int | None = None
 
-    def count_steps(self) -> bool:
+    def count_steps_and_check_limit(self) -> bool:
         """Count SQLite virtual machine steps, and return whether the limit has been exceeded."""
         self.steps += _STEP_INTERVAL
         return self.steps > self.limit
@@ -252,7 +252,7 @@ class UntrustedFileGuard:
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
-        conn.set_progress_handler(conn.count_steps, _STEP_INTERVAL)
+        conn.set_progress_handler(conn.count_steps_and_check_limit, _STEP_INTERVAL)
 
     @contextmanager
     def check_file_and_limit_reads_during_block(self, conn: UntrustedConnection) -> Iterator[None]:
