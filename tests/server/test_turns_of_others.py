@@ -43,6 +43,28 @@ def continue_from_checkpoint_of_own_update(desk: Desk, thread_id: str) -> None:
     tom.runs.wait(thread_id, "desk", input=None, checkpoint=checkpoint)
 
 
+def continue_after_update_naming_a_subgraph(desk: Desk, thread_id: str) -> None:
+    """The graph has no such subgraph, so the run continues from the thread's head."""
+    tom = desk.client("tom")
+    tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    checkpoint: Any = {"checkpoint_ns": "x"}
+    tom.runs.wait(thread_id, "desk", input=None, checkpoint=checkpoint)
+
+
+def let_person_update_and_continue(desk: Desk, thread_id: str) -> None:
+    desk.client("tom").threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    mia = desk.client("mia")
+    mia.threads.update_state(thread_id, {"messages": []}, as_node="__start__")
+    mia.runs.wait(thread_id, "desk", input=None)
+
+
+def let_person_add_message_by_command(desk: Desk, thread_id: str) -> None:
+    """The command continues the pending tasks of the colleague's update."""
+    desk.client("tom").threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    update: Any = {"messages": [{"role": "user", "content": "Is the refund there?"}]}
+    desk.client("mia").runs.wait(thread_id, "desk", command={"update": update})
+
+
 def go_to_node_after_own_update(desk: Desk, thread_id: str) -> None:
     tom = desk.client("tom")
     tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
@@ -99,8 +121,29 @@ def test_answer_of_colleague_that_edits_a_tool_call_uses_no_memories(
     assert team.memories("mia") == known
 
 
+def test_checkpoint_map_chooses_the_checkpoint_that_a_run_continues(
+    team: Desk,  # noqa: F811
+) -> None:
+    """The turn of the older checkpoint has ended, so the run that continues from it does nothing.
+
+    Otherwise a colleague could change the thread and let the run continue from the new head, but
+    with the memories that a run may use that continues from the older checkpoint.
+    """
+    thread_id, tom = start_thread(team), team.client("tom")
+    older = tom.threads.get_state(thread_id)["checkpoint"]
+    tom.threads.update_state(thread_id, FOLLOW_UP, as_node="__start__")
+    asked = len(team.model.requests)
+
+    checkpoint: Any = {"checkpoint_map": {"": older["checkpoint_id"]}}
+    tom.runs.wait(thread_id, "desk", input=None, checkpoint=checkpoint)
+
+    assert team.prompts(asked) == "[]"
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"checkpoint_ns": "x"}], ids=["head", "subgraph"])
 def test_person_who_answers_after_edit_of_colleague_uses_no_memories(
     team: Desk,  # noqa: F811
+    checkpoint: Any,
 ) -> None:
     """The tool asks twice. The colleague's answer to the first question stores no checkpoint."""
     thread_id = start_thread(team)
@@ -109,7 +152,7 @@ def test_person_who_answers_after_edit_of_colleague_uses_no_memories(
     asked, known = len(team.model.requests), team.memories("mia")
 
     edit: Any = {"resume": [{"type": "edit", "args": {}}]}
-    team.client("tom").runs.wait(thread_id, "desk", command=edit)
+    team.client("tom").runs.wait(thread_id, "desk", command=edit, checkpoint=checkpoint)
     team.client("mia").runs.wait(thread_id, "desk", command=YES_COMMAND)
 
     shown = team.prompts(asked)
@@ -122,6 +165,9 @@ def test_person_who_answers_after_edit_of_colleague_uses_no_memories(
     [
         continue_after_own_update,
         continue_from_checkpoint_of_own_update,
+        continue_after_update_naming_a_subgraph,
+        let_person_update_and_continue,
+        let_person_add_message_by_command,
         go_to_node_after_own_update,
         continue_own_stopped_message,
         let_person_continue_stopped_message,

@@ -270,7 +270,9 @@ async def update_thread_state(
         sender, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
         person_metadata = person.build_checkpoint_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
-        marker = person.build_other_author_marker(sender, thread_id, sent_values)
+        marker = person.build_other_author_marker(
+            sender, thread_id, sent_values, continues_turn=True, is_state_update=True
+        )
         steps = [
             [
                 update._replace(
@@ -283,7 +285,7 @@ async def update_thread_state(
         if config["configurable"].get("checkpoint_ns") and not person.is_sender_trusted:
             # A later run continues the head of the root namespace, so label the head, too.
             await mark_checkpoint_as_changed_by_other_users(
-                call.saver, build_checkpoint_config(thread_id), is_turn_without_memory=True
+                call.saver, thread_id, is_turn_without_memory=True
             )
         for step in steps:
             # Call `abulk_update_state` separately for each superstep, because langgraph adds the

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 from langgraph.types import Command, Overwrite, Send
 
@@ -30,6 +29,7 @@ from perdure.checkpointers.labels import STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY
 from perdure.checkpointers.message_marking import MESSAGE_MARKER
 from perdure.checkpointers.status import ASIDE_SUFFIX
 from perdure.checkpointers.values import DeltaSnapshot
+from perdure.errors import ConfigurationError
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER_TURN
 
@@ -54,11 +54,25 @@ class OtherAuthorMarker:
         thread_id: The thread of the run.
         person_input: The values that the person has sent with the run.
         is_active: Whether messages are marked even if nobody else has written to the state earlier.
+        continues_turn: Whether the run or the state update continues the last turn of the thread.
+        refuses_turn_without_memory: Whether to raise an error if the run continues a turn that must
+            use nobody's memories.
     """
 
-    def __init__(self, thread_id: str, person_input: Iterable[Any], *, is_active: bool) -> None:
+    def __init__(
+        self,
+        thread_id: str,
+        person_input: Iterable[Any],
+        *,
+        is_active: bool,
+        continues_turn: bool,
+        refuses_turn_without_memory: bool,
+    ) -> None:
         self._thread_id, self._is_always_active = thread_id, is_active
-        self._is_state_from_others = False
+        self._continues_turn = continues_turn
+        self._refuses_turn_without_memory = refuses_turn_without_memory
+        self._has_loaded_start = False
+        self._is_state_from_others = self._is_turn_without_memory = False
         self._person_texts = {text.strip() for text in _iter_nested_strings(list(person_input))}
         # For each loaded message, its content and whether it is marked, by message id.
         self._loaded: dict[str, tuple[Any, bool]] = {}
@@ -70,7 +84,12 @@ class OtherAuthorMarker:
     # -- the methods of a `MessageMarker`
 
     def record_messages_in_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
-        """See `MessageMarker.record_messages_in_loaded_checkpoint`."""
+        """See `MessageMarker.record_messages_in_loaded_checkpoint`.
+
+        Raises:
+            ConfigurationError: The run uses the person's memories, but it continues a turn that
+                must use nobody's memories.
+        """
         configurable = checkpoint.config["configurable"]
         address = Address(configurable["thread_id"], configurable.get("checkpoint_ns", ""), None)
         if not self._is_of_run(address):
@@ -80,6 +99,16 @@ class OtherAuthorMarker:
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
             channel == _STATE_FROM_OTHERS_CHANNEL for _, channel, _ in pending_writes
         )
+        if self._continues_turn and _is_turn_without_memory(checkpoint):
+            self._is_turn_without_memory = True
+            # A run continues from the first checkpoint that it loads from the root namespace.
+            is_start = not self._has_loaded_start and not address.checkpoint_ns
+            if self._refuses_turn_without_memory and is_start:
+                raise ConfigurationError(
+                    f"the run of thread {self._thread_id!r} uses memories, but it continues a turn "
+                    "that another user has changed; send a new message instead"
+                )
+        self._has_loaded_start = self._has_loaded_start or not address.checkpoint_ns
         self.record_messages_in_loaded_values(
             address, checkpoint.checkpoint["channel_values"].values()
         )
@@ -111,8 +140,13 @@ class OtherAuthorMarker:
 
     def build_metadata(self, address: Address) -> dict[str, Any]:
         """See `MessageMarker.build_metadata`."""
-        is_labelled = self._is_state_from_others and self._is_of_run(address)
-        return {STATE_FROM_OTHERS: True} if is_labelled else {}
+        if not self._is_of_run(address):
+            return {}
+        labels = {
+            STATE_FROM_OTHERS: self._is_state_from_others,
+            TURN_WITHOUT_MEMORY: self._is_turn_without_memory,
+        }
+        return {name: True for name, is_set in labels.items() if is_set}
 
     def mark_messages_in_writes(
         self, address: Address, writes: Sequence[tuple[str, Any]]
@@ -243,7 +277,11 @@ class OtherAuthorMarker:
 
 
 async def mark_checkpoint_as_changed_by_other_users(
-    saver: Checkpointer, config: RunnableConfig, *, is_turn_without_memory: bool
+    saver: Checkpointer,
+    thread_id: str,
+    checkpoint_id: str | None = None,
+    *,
+    is_turn_without_memory: bool,
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.
 
@@ -253,11 +291,12 @@ async def mark_checkpoint_as_changed_by_other_users(
 
     Args:
         saver: The checkpointer.
-        config: The config of the run, which names the checkpoint or its thread.
+        thread_id: The thread.
+        checkpoint_id: A checkpoint in the root namespace, or None for the head of the thread.
         is_turn_without_memory: Whether the run's pending writes must not be continued by a run that
             uses the person's memories; see `TURN_WITHOUT_MEMORY`.
     """
-    if (checkpoint := await _load_checkpoint(saver, config)) is None:
+    if (checkpoint := await _load_checkpoint(saver, thread_id, "", checkpoint_id)) is None:
         return
     labels = [(_STATE_FROM_OTHERS_CHANNEL, STATE_FROM_OTHERS)]
     if is_turn_without_memory:
@@ -282,32 +321,35 @@ async def load_metadata_of_continued_checkpoints(
     """
     loaded: list[Mapping[str, Any]] = []
     for checkpoint_ns, checkpoint_id in {"": None, **checkpoint_ids_by_namespace}.items():
-        position = {"checkpoint_ns": checkpoint_ns, "checkpoint_id": checkpoint_id}
-        checkpoint = await _load_checkpoint(
-            saver, {"configurable": {"thread_id": thread_id, **position}}
-        )
+        checkpoint = await _load_checkpoint(saver, thread_id, checkpoint_ns, checkpoint_id)
         if checkpoint is None:
             continue
         metadata: dict[str, Any] = {**checkpoint.metadata}
-        if any(
-            channel == _TURN_WITHOUT_MEMORY_CHANNEL
-            for _, channel, _ in checkpoint.pending_writes or ()
-        ):
+        if _is_turn_without_memory(checkpoint):
             metadata[TURN_WITHOUT_MEMORY] = True
         loaded.append(metadata)
     return loaded
 
 
-async def _load_checkpoint(saver: Checkpointer, config: RunnableConfig) -> CheckpointTuple | None:
-    """Return the checkpoint that a config names.
+async def _load_checkpoint(
+    saver: Checkpointer, thread_id: str, checkpoint_ns: str, checkpoint_id: str | None
+) -> CheckpointTuple | None:
+    """Return a checkpoint, or the head of its namespace if `checkpoint_id` is None.
 
-    If the config names no checkpoint, return the head of its namespace. Return None if there is no
-    such checkpoint.
+    Return None if there is no such checkpoint.
     """
-    names = ("thread_id", "checkpoint_ns", "checkpoint_id")
-    configurable = config["configurable"]
-    position = {name: configurable[name] for name in names if configurable.get(name)}
-    return await saver.aget_tuple({"configurable": {"checkpoint_ns": "", **position}})
+    position = {"thread_id": thread_id, "checkpoint_ns": checkpoint_ns}
+    if checkpoint_id is not None:
+        position["checkpoint_id"] = checkpoint_id
+    return await saver.aget_tuple({"configurable": position})
+
+
+def _is_turn_without_memory(checkpoint: CheckpointTuple) -> bool:
+    """Return whether a run that continues from a checkpoint must use nobody's memories."""
+    metadata: Mapping[str, Any] = checkpoint.metadata
+    return bool(metadata.get(TURN_WITHOUT_MEMORY)) or any(
+        channel == _TURN_WITHOUT_MEMORY_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()
+    )
 
 
 def _is_marked(message: HumanMessage) -> bool:

@@ -168,14 +168,22 @@ class Person(NamedTuple):
         return input
 
     def build_other_author_marker(
-        self, sender: Sender, thread_id: str, input_values: Sequence[Any]
+        self,
+        sender: Sender,
+        thread_id: str,
+        input_values: Sequence[Any],
+        *,
+        continues_turn: bool,
+        is_state_update: bool = False,
     ) -> OtherAuthorMarker:
-        """Build the marker for the messages that a run stores.
+        """Build the marker for the messages that a run or a state update stores.
 
         Args:
             sender: The sender of the run.
             thread_id: The thread of the run.
             input_values: The values that were sent with the run, such as its input.
+            continues_turn: Whether the run or the update continues the last turn of the thread.
+            is_state_update: Whether the marker is for a state update and not for a run.
         """
         is_input_of_person = self.uses_memory and (
             self.is_sender_trusted or sender.author == self.user
@@ -184,6 +192,8 @@ class Person(NamedTuple):
             thread_id,
             input_values if is_input_of_person else (),
             is_active=not self.uses_memory or not self.is_sender_trusted,
+            continues_turn=continues_turn,
+            refuses_turn_without_memory=continues_turn and self.uses_memory and not is_state_update,
         )
 
 
@@ -228,8 +238,8 @@ def choose_person_of_run(
         thread: The thread of the run.
         sender: The sender of the run.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
-        continued_metadata: The metadata of the checkpoints from which the run continues. It is used
-            only if the run has no new message.
+        continued_metadata: The metadata of the checkpoints from which the run continues. Empty if
+            the run begins a new turn.
     """
     thread_person = find_person_of_thread(thread, owners_are_people=owners_are_people)
     represented_person = sender.acting_for
@@ -244,7 +254,7 @@ def choose_person_of_run(
     is_sent_as_person = (represented_person or sender.caller) == user
     may_act = sender.may_act and represented_person is None
     is_sender_trusted = not user or may_act or (is_sent_as_person and is_author)
-    continues_without_memory = sender.author is None and any(
+    continues_without_memory = any(
         metadata.get(TURN_WITHOUT_MEMORY) for metadata in continued_metadata
     )
     return Person(

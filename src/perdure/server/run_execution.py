@@ -263,11 +263,11 @@ class RunExecution:
             if not person.is_sender_trusted:
                 # A run that answers only some of several questions stores no checkpoint, so mark
                 # the checkpoint with the questions.
-                continues_turn = run.request.command is not None or sender.deed == "answered"
                 await mark_checkpoint_as_changed_by_other_users(
                     saver,
-                    config,
-                    is_turn_without_memory=continues_turn and not person.uses_memory,
+                    run.thread_id,
+                    run.request.start_checkpoint_id,
+                    is_turn_without_memory=self._continues_turn(sender) and not person.uses_memory,
                 )
         with run.allow_task_cancellation_and_record_run_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
@@ -279,7 +279,10 @@ class RunExecution:
                     context=run.request.context,
                 )
                 marker = person.build_other_author_marker(
-                    sender, run.thread_id, run.request.client_input_values
+                    sender,
+                    run.thread_id,
+                    run.request.client_input_values,
+                    continues_turn=self._continues_turn(sender),
                 )
                 async with graph_context as graph:
                     try:
@@ -314,11 +317,11 @@ class RunExecution:
             author = sender.author if run.request.answers_interrupt_with_edited_tool_call else None
             sender = sender._replace(author=author, deed="answered")
         continued_metadata = (
-            []
-            if sender.author is not None
-            else await load_metadata_of_continued_checkpoints(
+            await load_metadata_of_continued_checkpoints(
                 self._saver, run.thread_id, run.request.checkpoint_ids_by_namespace
             )
+            if self._continues_turn(sender)
+            else []
         )
         person = choose_person_of_run(
             thread,
@@ -330,6 +333,13 @@ class RunExecution:
             run.row = run.row._replace(details={**run.row.details, "person": person.user})
             await self._runs.table.store_person_of_run(self._live, person.user)
         return sender, person
+
+    def _continues_turn(self, sender: Sender) -> bool:
+        """Return whether the run continues the last turn of the thread.
+
+        In the protocol for thread streams, the answer to an interrupt is sent as the input.
+        """
+        return self._run.request.continues_turn or sender.deed == "answered"
 
     # -- the end of the run
 

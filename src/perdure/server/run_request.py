@@ -279,6 +279,14 @@ class RunRequest(WithoutNulls):
         return bool(self.command.update) or any(target.input is not None for target in sends)
 
     @property
+    def continues_turn(self) -> bool:
+        """Return whether the run continues from a state instead of starting with an input.
+
+        A command continues the pending tasks of a turn even if it adds a message.
+        """
+        return self.command is not None or self.input is None
+
+    @property
     def answers_interrupt_with_edited_tool_call(self) -> bool:
         """Return whether the request answers an interrupt by editing a tool call.
 
@@ -361,6 +369,15 @@ class RunRequest(WithoutNulls):
         }
 
     @property
+    def start_checkpoint_id(self) -> str | None:
+        """Return the id of the thread's checkpoint from which the run starts.
+
+        The result is None if the run starts from the head of the thread. If the request names a
+        checkpoint of a subgraph, `checkpoint_map` contains the id of the thread's checkpoint.
+        """
+        return self.checkpoint_ids_by_namespace.get("")
+
+    @property
     def _configurable_with_checkpoint(self) -> dict[str, Any]:
         """Return the request's `configurable`, with the requested checkpoint added to it."""
         configurable = self.config.configurable.model_dump(exclude_unset=True)
@@ -382,13 +399,19 @@ class RunRequest(WithoutNulls):
             is_continued: Whether an earlier execution of the run is continued. The config then
                 contains no checkpoint id, so that the run continues from the thread's head.
         """
-        configurable = self._configurable_with_checkpoint
-        if is_continued:
-            configurable = {
-                name: value
-                for name, value in configurable.items()
-                if name not in CheckpointRef.model_fields
-            }
+        configurable = {
+            name: value
+            for name, value in self._configurable_with_checkpoint.items()
+            if name not in CheckpointRef.model_fields
+        }
+        if not is_continued:
+            # Name the checkpoint in the same way in every request. Otherwise the checkpoint that
+            # langgraph loads would depend on which of the three fields the client has set.
+            configurable["checkpoint_ns"] = ""
+            if self.start_checkpoint_id is not None:
+                configurable["checkpoint_id"] = self.start_checkpoint_id
+            if checkpoint_map := self._configurable_with_checkpoint.get("checkpoint_map"):
+                configurable["checkpoint_map"] = checkpoint_map
         return {
             "configurable": {**configurable, **server_values},
             "metadata": {**self.config.metadata, **self.metadata},
