@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.types import Overwrite, interrupt
+from langgraph_sdk.errors import UnprocessableEntityError
 from typing_extensions import TypedDict
 
 from perdure.checkpointers import open_checkpointer
@@ -412,10 +413,12 @@ def build_graph_that_asks_in_subgraph() -> Any:
     return outer.add_edge(START, "inner").add_edge("inner", "remember").compile()
 
 
+@pytest.mark.parametrize("waiting_checkpoint_is", ["head", "older", "head again"])
 def test_update_of_waiting_subgraph_by_colleague_is_not_remembered(
     db: Settings,
     access: AuthFileAccess,
     model: Model,
+    waiting_checkpoint_is: str,
 ) -> None:
     """The update stores a checkpoint of the subgraph only, and the person answers the question.
 
@@ -423,15 +426,37 @@ def test_update_of_waiting_subgraph_by_colleague_is_not_remembered(
     """
     with serve_desk(db, access, model, build_graph_that_asks_in_subgraph()) as desk:
         thread_id, mia, tom = start_thread(desk), desk.client("mia"), desk.client("tom")
-        [task] = tom.threads.get_state(thread_id, subgraphs=True)["tasks"]
-        subgraph: Any = task["state"]
+        waiting: Any = tom.threads.get_state(thread_id, subgraphs=True)
+        options: Any = {}
+        if waiting_checkpoint_is != "head":
+            tom.threads.update_state(thread_id, {"messages": []}, as_node="__start__")
+            options["checkpoint"] = waiting["checkpoint"]
+        subgraph = waiting["tasks"][0]["state"]
         tom.threads.update_state(thread_id, TOMS_NOTE, checkpoint=subgraph["checkpoint"])
-        mia.runs.wait(thread_id, "desk", command={"resume": MIAS_TEXT})
+        if waiting_checkpoint_is == "head again":
+            checkpoint_id = options.pop("checkpoint")["checkpoint_id"]
+            desk.post("tom", f"/ui/rewind?id={thread_id}&checkpoint={checkpoint_id}")
+        mia.runs.wait(thread_id, "desk", command={"resume": MIAS_TEXT}, **options)
         state: Any = mia.threads.get_state(thread_id)["values"]
 
         assert TOMS_TEXT in [message["content"] for message in state["messages"]]
         memories = read_memories(desk, thread_id)
         assert ("Kayak" in memories, "Otter" in memories) == (False, False)
+
+
+def test_refused_update_of_subgraph_leaves_the_turn_of_the_person(
+    db: Settings,
+    access: AuthFileAccess,
+    model: Model,
+) -> None:
+    with serve_desk(db, access, model, build_graph_that_asks_in_subgraph()) as desk:
+        thread_id, mia, tom = start_thread(desk), desk.client("mia"), desk.client("tom")
+        checkpoint: Any = {"checkpoint_ns": "nosuch:1"}
+        with pytest.raises(UnprocessableEntityError, match="nosuch"):
+            tom.threads.update_state(thread_id, TOMS_NOTE, checkpoint=checkpoint)
+        mia.runs.wait(thread_id, "desk", command={"resume": MIAS_TEXT})
+
+        assert "Otter" in read_memories(desk, thread_id)
 
 
 @pytest.mark.parametrize("answers_both", [False, True])

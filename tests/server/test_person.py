@@ -66,6 +66,8 @@ YES_COMMAND: Any = {"resume": "yes"}
 def choose_reply(body: dict[str, Any]) -> Answer | str:
     """Return a tool call for a refund request, and a plain answer otherwise."""
     last = body["messages"][-1]
+    if last["role"] == "tool" and "Walnut" in last["content"]:
+        return f"You told me: {last['content']}"
     if last["role"] == "user" and str(last["content"]).startswith("Please refund"):
         what = "canoes" if "canoes" in str(last["content"]) else "canoe"
         call = {"name": "refund", "arguments": json.dumps({"what": what})}

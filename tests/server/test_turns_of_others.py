@@ -140,6 +140,22 @@ def test_checkpoint_map_chooses_the_checkpoint_that_a_run_continues(
     assert team.prompts(asked) == "[]"
 
 
+def test_answer_of_model_to_edit_of_colleague_is_never_remembered(
+    team: Desk,  # noqa: F811
+) -> None:
+    """The model repeats the edited call in a turn that the person has begun."""
+    thread_id, mia = start_thread(team), team.client("mia")
+    mia.runs.wait(thread_id, "desk", input=REFUND_REQUEST)
+    edit: Any = {"resume": [{"type": "edit", "args": {"to": "Walnut"}}]}
+    team.client("tom").runs.wait(thread_id, "desk", command=edit)
+    messages = str(mia.threads.get_state(thread_id)["values"])
+    mia.runs.wait(thread_id, "desk", input=build_input("Is my refund there?"))
+
+    assert "Walnut" in messages
+    memories = " ".join(team.memories("mia"))
+    assert ("Walnut" in memories, "Is my refund there?" in memories) == (False, True)
+
+
 @pytest.mark.parametrize("checkpoint", [None, {"checkpoint_ns": "x"}], ids=["head", "subgraph"])
 def test_person_who_answers_after_edit_of_colleague_uses_no_memories(
     team: Desk,  # noqa: F811

@@ -260,7 +260,7 @@ async def update_thread_state(
     ):
         # Read the thread again. This raises UnknownThread if the thread has been deleted.
         thread = await call.threads.get_permitted_row(thread_id)
-        await get_checkpoint(call, config)
+        updated = await get_checkpoint(call, config)
         if graph is None:
             raise ConfigurationError(
                 f"the thread {thread_id!r} belongs to the graph "
@@ -282,11 +282,19 @@ async def update_thread_state(
             ]
             for step in steps
         ]
-        if config["configurable"].get("checkpoint_ns") and not person.is_sender_trusted:
-            # A later run continues the head of the root namespace, so label the head, too.
-            await mark_checkpoint_as_changed_by_other_users(
-                call.saver, thread_id, is_turn_without_memory=True
-            )
+        checkpoint_ns = config["configurable"].get("checkpoint_ns")
+        if (
+            checkpoint_ns
+            and not person.is_sender_trusted
+            and await _has_subgraph(graph, checkpoint_ns)
+        ):
+            # A later run continues from the head of the root namespace, or from the checkpoint of
+            # the root namespace to which the subgraph's checkpoint belongs. Mark both.
+            parents: Mapping[str, str] = (updated.metadata if updated else {}).get("parents", {})
+            for checkpoint_id in {None, parents.get("")}:
+                await mark_checkpoint_as_changed_by_other_users(
+                    call.saver, thread_id, checkpoint_id, is_turn_without_memory=True
+                )
         for step in steps:
             # Call `abulk_update_state` separately for each superstep, because langgraph adds the
             # config's metadata only to the first checkpoint that a call creates.
@@ -305,7 +313,30 @@ async def update_thread_state(
     return config
 
 
+async def mark_head_if_chosen_by_other_user(runs: Runs, call: Call, thread_id: str) -> None:
+    """Record at the head that the caller has changed the thread, unless the thread is the caller's.
+
+    Call this function after the caller has made an older checkpoint the head. The call must hold
+    the thread's lock.
+    """
+    thread = await call.threads.get_permitted_row(thread_id)
+    _, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
+    if not person.is_sender_trusted:
+        await mark_checkpoint_as_changed_by_other_users(
+            call.saver, thread_id, is_turn_without_memory=True
+        )
+
+
 # -- graphs and checkpoints
+
+
+async def _has_subgraph(graph: Any, checkpoint_ns: str) -> bool:
+    """Return whether a graph has the subgraph whose checkpoints are in a namespace."""
+    # A namespace such as "agent:5f3c|tools:9a1b" consists of the names and task ids of nodes.
+    nodes = "|".join(
+        part.partition(":")[0] for part in checkpoint_ns.split("|") if not part.isdigit()
+    )
+    return any([True async for _ in graph.aget_subgraphs(namespace=nodes, recurse=True)])
 
 
 @asynccontextmanager

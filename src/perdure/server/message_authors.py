@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 from langgraph.types import Command, Overwrite, Send
 
@@ -31,7 +31,7 @@ from perdure.checkpointers.status import ASIDE_SUFFIX
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ConfigurationError
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.thread_messages import REMEMBER_TURN
+from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
 T = TypeVar("T")
 # Channels and task path of the writes that `mark_checkpoint_as_changed_by_other_users` stores.
@@ -57,6 +57,8 @@ class OtherAuthorMarker:
         continues_turn: Whether the run or the state update continues the last turn of the thread.
         refuses_turn_without_memory: Whether to raise an error if the run continues a turn that must
             use nobody's memories.
+        excludes_answers: Whether no memories are to be extracted from the other messages that the
+            run adds, such as the answers of the model.
     """
 
     def __init__(
@@ -67,19 +69,23 @@ class OtherAuthorMarker:
         is_active: bool,
         continues_turn: bool,
         refuses_turn_without_memory: bool,
+        excludes_answers: bool,
     ) -> None:
         self._thread_id, self._is_always_active = thread_id, is_active
         self._continues_turn = continues_turn
         self._refuses_turn_without_memory = refuses_turn_without_memory
+        self._excludes_answers = excludes_answers
         self._has_loaded_start = False
         self._is_state_from_others = self._is_turn_without_memory = False
         self._person_texts = {text.strip() for text in _iter_nested_strings(list(person_input))}
         # For each loaded message, its content and whether it is marked, by message id.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
+        # The ids, or the texts if they have no id, of other loaded messages.
+        self._loaded_answers: set[str] = set()
         # For each message object, the object and its marked copy, by `id()`. Reusing the copies
         # lets the checkpointer recognise messages that it has stored already.
-        self._marked_copies: dict[int, tuple[HumanMessage, HumanMessage]] = {}
+        self._marked_copies: dict[int, tuple[BaseMessage, BaseMessage]] = {}
 
     # -- the methods of a `MessageMarker`
 
@@ -119,9 +125,11 @@ class OtherAuthorMarker:
         if not self._is_of_run(address):
             return
         for value in values:
-            for message in _iter_human_messages(value):
+            for message in _iter_messages(value):
                 entry = message.content, _is_marked(message)
-                if message.id is None:
+                if not isinstance(message, HumanMessage):
+                    self._loaded_answers.add(message.id or str(message.content))
+                elif message.id is None:
                     self._loaded_without_id.append(entry)
                 else:
                     self._loaded[message.id] = entry
@@ -188,11 +196,11 @@ class OtherAuthorMarker:
         return address.thread_id == self._thread_id and not is_internal
 
     def _mark_messages_in_channel_value(self, value: Any) -> Any:
-        """Mark the human messages in the value of a channel.
+        """Mark the messages in the value of a channel.
 
         If nothing has to be marked, the value itself is returned.
         """
-        if isinstance(value, HumanMessage):
+        if isinstance(value, BaseMessage):
             return self._mark_message(value)
         if isinstance(value, Overwrite):
             return Overwrite(self._mark_messages_in_channel_value(value.value))
@@ -200,7 +208,7 @@ class OtherAuthorMarker:
             return DeltaSnapshot(self._mark_messages_in_channel_value(value.value))
         if isinstance(value, list):
             marked = [
-                self._mark_message(element) if isinstance(element, HumanMessage) else element
+                self._mark_message(element) if isinstance(element, BaseMessage) else element
                 for element in value
             ]
             is_same = all(new is old for new, old in zip(marked, value, strict=True))
@@ -243,17 +251,27 @@ class OtherAuthorMarker:
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
         return {**fields, "response_metadata": {**metadata, REMEMBER_TURN: False}}
 
-    def _mark_message(self, message: HumanMessage) -> HumanMessage:
+    def _mark_message(self, message: BaseMessage) -> BaseMessage:
         """Return a marked copy of a message, or the message itself if it must not be marked."""
-        if _is_marked(message) or not self._is_message_by_other_author(message):
+        if isinstance(message, HumanMessage):
+            if _is_marked(message) or not self._is_message_by_other_author(message):
+                return message
+            marks = {REMEMBER_TURN: False}
+        elif self._excludes_answers and not self._is_loaded_answer(message):
+            marks = {REMEMBER: False, SEARCHED: True}
+        else:
             return message
         original, copy = self._marked_copies.get(id(message), (None, message))
         if original is message and copy.content == message.content:
             return copy
-        metadata = {**message.response_metadata, REMEMBER_TURN: False}
+        metadata = {**message.response_metadata, **marks}
         copy = message.model_copy(update={"response_metadata": metadata})
         self._marked_copies[id(message)] = message, copy
         return copy
+
+    def _is_loaded_answer(self, message: BaseMessage) -> bool:
+        """Return whether the run has loaded a message other than a human message."""
+        return (message.id or str(message.content)) in self._loaded_answers
 
     def _is_message_by_other_author(self, message: HumanMessage) -> bool:
         """Return whether the person did not write a message.
@@ -352,7 +370,7 @@ def _is_turn_without_memory(checkpoint: CheckpointTuple) -> bool:
     )
 
 
-def _is_marked(message: HumanMessage) -> bool:
+def _is_marked(message: BaseMessage) -> bool:
     """Return whether a message is marked, so that its turn is not remembered."""
     return message.response_metadata.get(REMEMBER_TURN) is False
 
@@ -363,12 +381,12 @@ def _is_role_and_text(channel: str, value: Any) -> bool:
     return channel == "messages" and is_pair and value[0] in _HUMAN_ROLES
 
 
-def _iter_human_messages(value: Any) -> Iterator[HumanMessage]:
-    """Yield the human messages in the value of a channel or in a write."""
+def _iter_messages(value: Any) -> Iterator[BaseMessage]:
+    """Yield the messages in the value of a channel or in a write."""
     if isinstance(value, Overwrite) or type(value) is DeltaSnapshot:
         value = value.value
     for element in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(element, HumanMessage):
+        if isinstance(element, BaseMessage):
             yield element
 
 

@@ -23,6 +23,7 @@ from perdure.memory.thread_memories import aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server import api_threads
 from perdure.server.access import Refused, set_required_action
+from perdure.server.api_states import mark_head_if_chosen_by_other_user
 from perdure.server.call import CurrentCall
 from perdure.server.pages import (
     MAX_LINE_CHARS,
@@ -278,10 +279,11 @@ async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormTe
 
 @routes.post("/ui/rewind")
 @set_required_action("threads:update")
-async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
+async def rewind_thread(runs: ServerRuns, target: PermittedThread, checkpoint: str) -> Response:
     """Make a checkpoint the head of its thread."""
     async with target.call.threads.lock_for_change(target.id):
         await target.saver.arewind(target.id, checkpoint, checkpoint_ns=target.ns)
+        await mark_head_if_chosen_by_other_user(runs, target.call, target.id)
         await target.call.threads.set_run_status(target.id, "idle")
     return redirect_to("/ui/checkpoints", **target.link_arguments)
 

@@ -194,6 +194,7 @@ class Person(NamedTuple):
             is_active=not self.uses_memory or not self.is_sender_trusted,
             continues_turn=continues_turn,
             refuses_turn_without_memory=continues_turn and self.uses_memory and not is_state_update,
+            excludes_answers=continues_turn and bool(self.user) and not self.uses_memory,
         )
 
 
