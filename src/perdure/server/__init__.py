@@ -1,8 +1,8 @@
 """Build the HTTP server for `perdure serve`, with web pages, LangGraph's REST API and MCP.
 
 `create_app` builds the server's ASGI application. `create_app` is imported lazily, because the
-command `perdure mcp` imports this package but does not need the HTTP server. The server calls only
-functions that are also available to other programs that import perdure.
+command `perdure mcp` imports this package but does not need the HTTP server. The server uses the
+same checkpointers, stores and memory functions as other programs that import perdure.
 """
 
 from typing import TYPE_CHECKING, Any

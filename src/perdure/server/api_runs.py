@@ -136,6 +136,8 @@ RequestedRun = Annotated[Run, Depends(get_requested_run)]
 async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
     """Return the requested run if its events are still available.
 
+    If events of the run are only in the database, readers in this process can read them afterwards.
+
     Raises:
         Refused: The events are no longer kept.
     """

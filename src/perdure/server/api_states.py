@@ -240,6 +240,8 @@ async def update_thread_state(
 ) -> RunnableConfig:
     """Apply updates to a thread's state, and return the config that identifies the new checkpoint.
 
+    The status of the thread becomes `interrupted` if its graph has next steps, otherwise `idle`.
+
     Args:
         call: The call of the client.
         runs: The runs of the server.

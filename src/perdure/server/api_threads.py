@@ -254,6 +254,8 @@ async def delete_thread(
 ) -> None:
     """Delete a thread with its checkpoints, and keep or erase the memories extracted from it.
 
+    The thread's runs are stopped first.
+
     Only the caller's own memories are erased. If the caller is an admin, the memories of all users
     are erased.
     """

@@ -405,7 +405,7 @@ class ThreadEvents:
         """Run the graph; see `Player.run_graph`.
 
         If the thread is waiting for an answer to an interrupt, the run's input is used as the
-        answer.
+        answer. Clients that connect to the feed without `since` start with the events of this run.
         """
         run = self._run
         self._feed.start_at_end()

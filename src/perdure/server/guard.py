@@ -104,7 +104,7 @@ class Guard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on or refuse it, and write its log records."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -223,7 +223,11 @@ async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int)
 
 
 def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp | None:
-    """Return the response that rejects a request, or None if the request is accepted."""
+    """Return the response that rejects a request, or None if the request is accepted.
+
+    Also count the request against the rate limit of its network address, and add the credentials of
+    a browser session to the request.
+    """
     state = scope["app"].state
     try:
         _refuse_unknown_host(headers.get("host", ""), state.hosts)

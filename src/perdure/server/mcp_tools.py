@@ -225,9 +225,10 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 
 @set_required_action("threads:read")
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
-    """Read the newest messages of an earlier conversation.
+    """Read the newest messages of an earlier conversation, or the newest ones before a position.
 
-    If the conversation is waiting for an answer to an interrupt, the question is returned as well.
+    The result also contains the next steps of the conversation's graph, and the question if the
+    conversation is waiting for an answer to an interrupt.
     """
     await call.permit_thread(thread_id)
     # Even an admin may not read other users' threads with the MCP tool `read_thread`.

@@ -280,7 +280,7 @@ async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormTe
 @routes.post("/ui/rewind")
 @set_required_action("threads:update")
 async def rewind_thread(runs: ServerRuns, target: PermittedThread, checkpoint: str) -> Response:
-    """Make a checkpoint the head of its thread."""
+    """Make a checkpoint the head of its thread, and set the status of the thread to `idle`."""
     async with target.call.threads.lock_for_change(target.id):
         await target.saver.arewind(target.id, checkpoint, checkpoint_ns=target.ns)
         await mark_head_if_chosen_by_other_user(runs, target.call, target.id)

@@ -175,6 +175,8 @@ async def show_namespaces(
     page_namespaces = [
         namespace for namespace in visible_namespaces[:_NAMESPACES_PER_PAGE] if namespace != ns
     ]
+    # Show the namespaces of the user's teams at the top level. The list may lack them, because the
+    # access rules may limit it to the user's own namespaces.
     if not (ns or start or call.identity.is_admin):
         page_namespaces = [
             namespace for namespace in page_namespaces if not is_team_namespace(namespace)

@@ -183,8 +183,8 @@ async def load_conversation(
     """Load the data for the conversation section of a thread's page.
 
     In this section, a user chats with a graph. The section shows the graph's unanswered questions,
-    the assistants that the user can choose, and recent runs. The user can choose a graph for the
-    next message only if the server does not serve the graph that last ran in the thread.
+    the graphs to which the user can send the next message, and recent runs. If the server serves
+    the graph that last ran in the thread, the user can send messages only to this graph.
 
     Args:
         call: The permitted call.
@@ -193,8 +193,9 @@ async def load_conversation(
         waiting_nodes: The node and the text of each question, in the order of the interrupts.
 
     Returns:
-        The template data. `assistants` is empty if the caller may not start runs. `unheard` is True
-            if the newest run failed before its input was stored in the thread.
+        The template data. `assistants` has the names of the graphs to which the user can send the
+            next message. It is empty if the caller may not start runs. `unheard` is True if the
+            newest run failed before its input was stored in the thread.
     """
     last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
     may_run = await call.may_use_thread("threads:create_run", thread)

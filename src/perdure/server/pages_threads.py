@@ -1,4 +1,4 @@
-"""Thread pages: the list of threads, and each thread's messages, model inputs and state changes."""
+"""Thread pages: the list of threads, and each thread's messages, model views and state changes."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ async def show_threads(
         runs: The runs of this server.
         q: Text that is searched in titles, ids and messages.
         meta: Filters by metadata, each `key=value`.
-        since: The first day of activity.
-        until: The last day of activity, included.
+        since: Show only threads whose latest activity was on this day or later.
+        until: Show only threads whose latest activity was on this day or earlier.
         start: The number of threads to skip.
     """
     metadata_filters = [metadata_filter for metadata_filter in meta if metadata_filter.strip()]
@@ -236,14 +236,14 @@ async def show_thread(
     order: NonNegativeNumber | None = None,
     message: str | None = None,
 ) -> Response:
-    """Show a thread turn by turn, with its messages, model inputs and state changes.
+    """Show a thread turn by turn, with its messages, model views and state changes.
 
     Args:
         request: The request.
         target: The thread and its namespace.
         runs: The runs of this server.
         before: Show turns before the message at this position.
-        order: Show checkpoints before the one with this order number.
+        order: Show checkpoints before the one with this order number; see `CheckpointInfo.order`.
         message: The id of a message; the reply redirects to the page that contains it.
     """
     if message is not None:

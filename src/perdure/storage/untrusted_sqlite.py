@@ -243,7 +243,7 @@ class UntrustedFileGuard:
                 )
 
     def set_connection_limits(self, conn: UntrustedConnection) -> None:
-        """Configure the limits of a new connection before it reads the schema.
+        """Set the limits of a new connection and make it read-only, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because SQLite would then reject indexes on JSON
         paths, which call `json_extract`. `PRAGMA trusted_schema = OFF` is also unnecessary, because
