@@ -316,10 +316,13 @@ async def update_thread_state(
 
 
 async def mark_head_if_chosen_by_other_user(runs: Runs, call: Call, thread_id: str) -> None:
-    """Record at the head that the caller has changed the thread, unless the thread is the caller's.
+    """Record at the head that a user other than the person has changed the thread.
 
-    Call this function after the caller has made an older checkpoint the head. The call must hold
-    the thread's lock.
+    Nothing is recorded if the user of the call may change the thread as the person; see
+    `Person.is_sender_trusted`.
+
+    Call this function after the user has made an older checkpoint the head. The thread's lock must
+    be held.
     """
     thread = await call.threads.get_permitted_row(thread_id)
     _, person = _build_update_sender_and_choose_thread_person(runs, call, thread)

@@ -1,6 +1,9 @@
-"""Mark the human messages of a run that the person to whom the thread belongs did not write.
+"""Mark the messages of a run from which no memories may be extracted.
 
-No memories are extracted from the turn of a marked message.
+These are the human messages that the person to whom the thread belongs did not write. No memories
+are extracted from the turn of a marked human message. If the run continues a turn that must use
+nobody's memories, the other messages that the run adds, such as answers of the model, are marked,
+too.
 
 Any user who may change a thread can write texts into its state. A node can later make a human
 message from such a text. The message would then look like a message of the person. A run therefore
@@ -10,7 +13,7 @@ marks the human messages that its nodes add in these cases:
 - The sender of the run is neither the person nor a user who may act for the person.
 - Such a sender has written to the thread's state earlier; see `STATE_FROM_OTHERS`.
 
-A message is not marked if the person has sent its text with the current run.
+A human message is not marked if the person has sent its text with the current run.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ _INTERNAL_NS_PREFIX: Final = "perdure:"
 class OtherAuthorMarker:
     """Marks the human messages that a run adds, unless the person wrote them.
 
-    Messages that the run has loaded from the thread remain marked or unmarked, unless the run
-    changes their content.
+    With `excludes_answers`, the other messages that the run adds are marked, too. Messages that the
+    run has loaded from the thread remain marked or unmarked, unless the run changes their content.
 
     Args:
         thread_id: The thread of the run.
@@ -78,10 +81,11 @@ class OtherAuthorMarker:
         self._has_loaded_start = False
         self._is_state_from_others = self._is_turn_without_memory = False
         self._person_texts = {text.strip() for text in _iter_nested_strings(list(person_input))}
-        # For each loaded message, its content and whether it is marked, by message id.
+        # For each loaded human message, its content and whether it is marked, by message id.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
-        # The ids, or the texts if they have no id, of other loaded messages.
+        # The ids of the loaded messages that are not human messages. A message without an id is
+        # represented by its text.
         self._loaded_answers: set[str] = set()
         # For each message object, the object and its marked copy, by `id()`. Reusing the copies
         # lets the checkpointer recognise messages that it has stored already.
@@ -270,7 +274,7 @@ class OtherAuthorMarker:
         return copy
 
     def _is_loaded_answer(self, message: BaseMessage) -> bool:
-        """Return whether the run has loaded a message other than a human message."""
+        """Return whether a message, which is not a human message, was loaded from the thread."""
         return (message.id or str(message.content)) in self._loaded_answers
 
     def _is_message_by_other_author(self, message: HumanMessage) -> bool:
@@ -303,9 +307,9 @@ async def mark_checkpoint_as_changed_by_other_users(
 ) -> None:
     """Record that users other than the person write to the state at a checkpoint.
 
-    Call this function before a run that may add pending writes to a checkpoint of another run. Such
-    a run may end without storing a checkpoint, in whose metadata the fact would otherwise be
-    recorded.
+    The checkpoints that a run or a state update of such a user stores have this record in their
+    metadata. Call this function if no checkpoint may be stored, because only pending writes are
+    added, or if a later run may continue from another checkpoint.
 
     Args:
         saver: The checkpointer.
