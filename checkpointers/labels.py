@@ -67,10 +67,10 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
     The child checkpoint inherits the labels of its parent. The list of channel names under `MERGED`
     is also returned, because it is needed to plan a merge.
     """
-    listed = metadata.get(LABELS)
+    context_labels = metadata.get(LABELS)
     names = [
         *(*USER_LABELS, MERGED, STATE_FROM_OTHERS),
-        *(listed if isinstance(listed, list) else ()),
+        *(context_labels if isinstance(context_labels, list) else ()),
     ]
     return {name: metadata[name] for name in names if name in metadata}
 

@@ -84,13 +84,13 @@ def join_adjacent_ranges(ranges: Iterable[Range]) -> Ranges:
     >>> join_adjacent_ranges([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
     """
-    joined: Ranges = []
+    result: Ranges = []
     for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
         elif start < stop:
-            joined.append((start, stop))
-    return joined
+            result.append((start, stop))
+    return result
 
 
 def iter_positions(ranges: Ranges) -> Iterator[int]:

@@ -569,12 +569,15 @@ class CheckpointReader:
                 if head_row
                 else {}
             )
-            listed = select_metadata_shown_in_thread_lists(metadata)
-            stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
+            listed_metadata = select_metadata_shown_in_thread_lists(metadata)
+            decoded_and_encoded_metadata = (
+                listed_metadata,
+                self.codec.encode(listed_metadata, lambda: "metadata", exact=True),
+            )
             yield self.sql(
                 "set_list_entry",
                 *encrypt_thread_list_entry_and_build_search_keys(
-                    self.seal, thread_id, title, stored
+                    self.seal, thread_id, title, decoded_and_encoded_metadata
                 ),
                 thread_key,
             )

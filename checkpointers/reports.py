@@ -9,7 +9,7 @@ from operator import add
 from typing import Any, Literal
 
 ThreadState = Literal["waiting", "unfinished", "idle"]
-# the name of the node that is waiting for an answer, and the value that it passed to `interrupt()`
+# The name of the node that is waiting for an answer, and the value that it passed to `interrupt()`.
 NodeAndInterruptValue = tuple[str, Any]
 
 
@@ -19,9 +19,10 @@ class HistoryItem:
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
-        seen: Whether the item is still part of the channel's value at that checkpoint. None means
-            that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
-            hold messages and has no snapshot at that checkpoint.
+        seen: Whether the item is still part of the channel's value at that checkpoint. False for an
+            item of a branch. None means that this is unknown, because the channel is a
+            `DeltaChannel` of langgraph whose items are not known there: It does not hold messages
+            and has no snapshot, or its snapshot is neither a list nor a dict.
         position: The position of the item in the channel's log. Later items have higher positions,
             and a position is never reused.
         branch: Whether the item is only on a branch that does not lead to the head.
@@ -50,8 +51,9 @@ class ThreadInfo:
         updated_at: The time (UTC) at which the last checkpoint or write was stored, to a tenth of a
             second.
         namespaces: The checkpoint namespaces; `""` is the root graph.
-        active_at: The time (UTC) of the last activity in the conversation, which is the `ts` of the
-            head. For an imported thread, this is the conversation's own time.
+        active_at: The time (UTC) of the last activity in the conversation. This is the `ts` of the
+            head, or `updated_at` if that is earlier or the thread has no head. For an imported
+            thread, this is the conversation's own time.
         messages: The number of messages in the transcript up to the head; see `history`.
     """
 
@@ -141,8 +143,9 @@ class ThreadHead:
     Attributes:
         checkpoint_id: The id of the head, or None if the thread has only pending writes or
             checkpoints of subgraphs.
-        metadata: The metadata as put, with the `user_id` and `owner` that the checkpoint inherited
-            from its parent. langgraph copies the values of a run's `configurable` to the metadata.
+        metadata: The metadata as put, with the values that the checkpoint inherited from its
+            parent, such as `user_id` and `owner`. langgraph copies the values of a run's
+            `configurable` to the metadata.
         updated_at: The time (UTC) at which the thread was last written to, to a tenth of a second.
         created_at: The time (UTC) at which the first checkpoint or write was stored.
         status: Whether the thread waits for an answer, is unfinished, or is idle.
@@ -236,11 +239,15 @@ class StateDifference:
 
 @dataclass(frozen=True, slots=True)
 class ThreadUsage:
-    """Statistics on threads: the largest threads, and the number created in each month."""
+    """Statistics on threads: the largest threads, and the number created in each month.
 
-    # the largest threads by stored bytes, in descending order
+    Attributes:
+        largest: The largest threads by stored bytes, in descending order.
+        by_month: The number of existing threads by month of creation, with keys such as
+            `"2026-11"`.
+    """
+
     largest: tuple[ThreadInfo, ...]
-    # number of existing threads by month of creation, with keys such as `"2026-11"`
     by_month: Mapping[str, int]
 
 

@@ -1,14 +1,15 @@
-"""Record the start times of runs, so that perdure can tell when a message was added to a thread.
+"""Record the start times of runs, so that perdure can tell when the run that added a message began.
 
-Each checkpoint stored by a langgraph run contains the start time of the run. The start time of a
-run is recorded immediately before the run loads its thread. A new input starts a run. A resumed run
-counts as a continuation of the interrupted run, so its checkpoints inherit the start time from the
-parent checkpoint.
+Each checkpoint that a langgraph run stores in the root namespace contains the start time of the
+run. The start time of a run is recorded immediately before the run loads its thread. A new input
+starts a run. A resumed run counts as a continuation of the interrupted run, so its checkpoints
+inherit the start time from the parent checkpoint.
 
-Three kinds of checkpoints have no start time: checkpoints stored by a state update, imported
-checkpoints, and checkpoints that were merged with a state update. Start times are not preserved
-when a thread is copied or databases are merged. Otherwise, a file from an untrusted source could
-claim that a run of this database had added a message.
+These checkpoints of the root namespace have no start time: checkpoints stored by a state update,
+imported checkpoints, checkpoints that were merged with a state update, and checkpoints of a run
+whose first checkpoint contains pending writes of an earlier run. Start times are not preserved when
+a thread is copied or databases are merged. Otherwise, a file from an untrusted source could claim
+that a run of this database had added a message.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from perdure.checkpointers.removal_records import (
 )
 from perdure.storage.flow import Flow
 
-# Maximum number of runs whose start times are kept in memory. Beyond this number, the oldest runs
-# are dropped.
-_MAX_RUNS: Final = 8192
+# Maximum number of pairs of a run and a thread for which a start time is kept in memory. Beyond
+# this number, the oldest pairs are dropped.
+_MAX_LOADED_RUNS: Final = 8192
 # The character that separates the names of nested graphs in a checkpoint namespace.
 _BETWEEN_GRAPHS: Final = "|"
 
@@ -45,8 +46,9 @@ class LoadedRun(NamedTuple):
     Attributes:
         started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
         checkpoint_id: The id of the checkpoint that the run loaded, or None for a new thread.
-        has_writes: Whether the checkpoint has pending writes of an earlier run.
-        is_addressed: Whether the run's config contains a checkpoint_id.
+        has_writes: Whether the checkpoint has pending writes of an earlier run. They become part of
+            the first checkpoint that this run stores.
+        is_addressed: Whether the run has loaded the checkpoint by its id.
         has_input: Whether the run is known to have started with an input of its own.
     """
 
@@ -92,7 +94,7 @@ class RunStarts:
             # only for comparison, so keep the existing record.
             self._runs[key] = former_run
             return
-        drop_oldest_entries(self._runs, _MAX_RUNS)
+        drop_oldest_entries(self._runs, _MAX_LOADED_RUNS)
         pending_writes = (loaded.pending_writes if loaded is not None else None) or ()
         has_writes = any(not channel.startswith("__") for _, channel, _ in pending_writes)
         checkpoint_id = None if loaded is None else loaded.checkpoint["id"]
@@ -106,7 +108,8 @@ class RunStarts:
         """Add the run's start time to a request that stores a checkpoint.
 
         If the checkpoint belongs to the same run as its parent, no start time is added, and
-        `continues_run` is set to True.
+        `continues_run` is set to True. A request from a subgraph, from a state update or without a
+        run is not changed.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = (
@@ -142,15 +145,15 @@ def find_which_messages_were_added_after(
         message_ids: The ids of the messages.
         after_time: The time, in seconds since 1970.
         config: The config of a node, for messages in the state of its run. None means that the
-            messages are stored up to the head of the thread.
+            messages are in the transcript of the thread's head.
     """
     period, address = (after_time, time.time()), Address(thread_id, "", None)
     if config is None:
         stored_checkpoint = yield from reader.find_checkpoint(address)
-        brought_by_id = yield from _find_which_messages_were_added_within(
+        results_by_id = yield from _find_which_messages_were_added_within(
             reader, thread_id, stored_checkpoint, channel, message_ids, period
         )
-        return [brought_by_id.get(message_id, False) for message_id in message_ids]
+        return [results_by_id.get(message_id, False) for message_id in message_ids]
     run = runs.find_run(config, thread_id)
     namespace = str(config.get("configurable", {}).get("checkpoint_ns") or "")
     if run is None or _BETWEEN_GRAPHS in namespace:
@@ -159,10 +162,10 @@ def find_which_messages_were_added_after(
         return [_is_start_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored_checkpoint = yield from reader.find_checkpoint(address)
-    # Another process has pruned the checkpoint that the run had loaded.
     if stored_checkpoint is None:
+        # The checkpoint that the run had loaded was pruned meanwhile.
         return [False] * len(message_ids)
-    brought_by_id = yield from _find_which_messages_were_added_within(
+    results_by_id = yield from _find_which_messages_were_added_within(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
@@ -171,8 +174,10 @@ def find_which_messages_were_added_after(
         status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
             started_at = stored_checkpoint.snapshot.run_started_at or 0.0
+    # A message that is not in the transcript of the loaded checkpoint was added by this run, unless
+    # it comes from the pending writes of an earlier run.
     is_new = _is_start_within(started_at, period) and not run.has_writes
-    return [brought_by_id.get(message_id, is_new) for message_id in message_ids]
+    return [results_by_id.get(message_id, is_new) for message_id in message_ids]
 
 
 def _is_start_within(started_at: float | None, period: tuple[float, float]) -> bool:
@@ -230,7 +235,11 @@ def _find_item_positions_added_by_runs_started_in_period(
     item_positions: set[int],
     start_period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of the items added by runs that started within `start_period`."""
+    """Return the positions of the items added by runs that started within `start_period`.
+
+    The search goes back from the checkpoint. It ends at the first checkpoint of a run that started
+    earlier, or that has no start time.
+    """
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while (
@@ -242,8 +251,8 @@ def _find_item_positions_added_by_runs_started_in_period(
         if checkpoint.parent_id is not None:
             arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
             parent = yield from reader.read_snapshot(*arguments)
-            # The parent checkpoint was pruned.
             if parent is None:
+                # The parent was pruned, so it is unknown which run added the remaining items.
                 return added
         in_parent = set[int]()
         if parent is not None:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # Interval in seconds between checks for writes in progress.
 _POLL_S: Final = 0.002
-# Number of consecutive event loop iterations without a write in progress after which a run is
-# considered to have ended.
+# Number of consecutive event loop iterations without a write in progress after which `close`
+# assumes that no write of the run is left.
 _QUIET_ROUNDS: Final = 20
 
 
@@ -78,7 +78,8 @@ class RunWrites:
         """Wait until all writes in progress have finished, and reject any further writes.
 
         Args:
-            timeout_s: How long to wait, in seconds.
+            timeout_s: The maximum number of seconds to wait. Further writes are rejected even if
+                some writes have not finished by then.
         """
         if self._closed:
             return
@@ -94,4 +95,7 @@ class RunWrites:
 
 
 RUN_WRITES: ContextVar[RunWrites | None] = ContextVar("RUN_WRITES", default=None)
-"""The `RunWrites` of the run in whose context the code runs, or None if they are not counted."""
+"""The `RunWrites` of the run in whose context the code is executed.
+
+None if the writes of the run are not tracked.
+"""

@@ -1,10 +1,13 @@
 """Store the server's runs and their events in the checkpointer's database.
 
-A run is first accepted by the server, then claimed by the process that executes it, and finally
-ends or is cancelled. If the database has an encryption key, the events of a run and the columns
-`request`, `about` and `error` are encrypted. A run's request is deleted once the run has ended,
-unless a client could still send the request again. The `runs` table does not store a run's result,
-because the run's last checkpoint contains it.
+A run is accepted by a server process and starts at once, or waits until the process claims it. It
+ends by itself or is cancelled. If the database has an encryption key, the events of a run and the
+columns `request`, `details` and `error` are encrypted. A run's request is deleted once the run has
+ended, unless a client could still send the request again. The `runs` table does not store a run's
+result, because the run's last checkpoint contains it.
+
+The live runs of a thread are those that are running or pending. A delayed run is not among them
+until it is due and `queue_delayed_run_that_is_due` is called.
 """
 
 from __future__ import annotations
@@ -32,16 +35,22 @@ from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, Statement, fetch_r
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
 LIVE_STATES: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
+"""The states of a run that has not ended."""
 MAX_ENDED_RUNS: Final = 100
-"""The number of runs, counted back from the newest one, whose rows a thread keeps. Older runs are
-deleted when they have ended."""
+"""The number of a thread's last runs that are kept after they have ended.
+
+When a run ends, the ended runs of its thread whose numbers are lower by this number or more are
+deleted with their events.
+"""
 ALL_RUNS: Final = (0, NO_LIMIT)
 """The range of run numbers that contains all runs of a thread."""
 EVENT_RETENTION_S: Final = 3600
 """The number of seconds after the end of a run during which its events are stored."""
 EVENT_NUMBER_BITS: Final = 22
-"""The low bits of an event's number that count the events of one attempt. The number of the next
-attempt of the run differs in a higher bit, so that it has no number that was used before."""
+"""The number of low bits of an event's number, which count the events of one attempt of a run.
+
+The higher bits increase with each attempt, so that no event gets a number that was used before.
+"""
 # Maximum number of event batches that one call to `read_events` returns.
 _BATCH_LIMIT: Final = 100
 # Maximum total size in bytes of the event batches that one call to `read_events` returns. A single
@@ -128,8 +137,8 @@ class RunTable(ServerTable):
             run: The ids, the owner, the graph and the request of the run.
             reject_if_busy: Whether to reject the run if it would have to wait. A run is also
                 rejected if its thread does not exist.
-            cancel_action: How to cancel the earlier runs of the thread, or None to let them
-                continue.
+            cancel_action: How to cancel the live runs of the thread, `"interrupt"` or `"rollback"`,
+                or None to let them continue.
             stores_events: Whether the events of the run are stored.
             due_cron: The cron that starts the run, with the time of its next run. If another
                 process has already advanced the cron, the run is rejected.
@@ -139,8 +148,8 @@ class RunTable(ServerTable):
             ids of the live runs of the thread.
         """
         live = run.live
-        about, _, request = encrypt_run_details_error_and_request(self._seal, live, run[3:6])
-        columns = run.created_at, about, request, live.thread_id
+        details, _, request = encrypt_run_details_error_and_request(self._seal, live, run[3:6])
+        columns = run.created_at, details, request, live.thread_id
         options = int(reject_if_busy), run.not_before, int(stores_events)
         cancel = (
             self._build_cancel_statements(live.thread_id, "", cancel_action)
@@ -176,11 +185,11 @@ class RunTable(ServerTable):
         known_cancel: str | None = None,
         webhook: Statement | None = None,
     ) -> list[str] | None:
-        """End a run, and claim the next run of its thread.
+        """End a run, and claim the next run of its thread for the same process.
 
-        A run that was rolled back is deleted. Nothing is changed if another process has taken over
-        the run, if the thread was deleted, or if the run was cancelled with a cancel action other
-        than `known_cancel`.
+        A run that was rolled back is deleted. The run is not ended if another process has taken it
+        over, if the thread was deleted, or if the run was cancelled with a cancel action other than
+        `known_cancel`.
 
         Args:
             run: The run to end.
@@ -189,14 +198,14 @@ class RunTable(ServerTable):
             request: The request of the run, if a client may send it again. It is not stored if the
                 run was cancelled.
             unstored_events: The events of the run that are not stored yet.
-            known_cancel: The cancellation that the caller has carried out, or None. After a
-                `rollback` the run ends, whichever cancellation its row has.
+            known_cancel: The cancel action that the caller has carried out, or None. After a
+                `rollback`, the run ends whichever cancel action its row contains.
             webhook: The statement that stores the webhook of the run, from
                 `WebhookTable.build_webhook_insert`.
 
         Returns:
-            A list with the id of the claimed run, or an empty list if no run waits. None if nothing
-            was stored.
+            A list with the id of the claimed run, or an empty list if no run was claimed. None if
+            the run was not ended.
         """
         now, key = time.time(), (run.thread_key, run.seq)
         _, *sealed = encrypt_run_details_error_and_request(self._seal, run, (None, error, request))
@@ -233,11 +242,11 @@ class RunTable(ServerTable):
         def flow() -> Flow[None]:
             for row in (yield self._sql("runs_of_thread", run.thread_id, run.run_id)):
                 stored = decrypt_run(self._seal, row)
-                about, *_ = encrypt_run_details_error_and_request(
+                details, *_ = encrypt_run_details_error_and_request(
                     self._seal, run, ({**stored.details, "person": person_id}, None, None)
                 )
                 yield LastRequest(
-                    [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]
+                    [self._sql("set_run_details", details, run.thread_key, run.seq, run.owner)]
                 )
 
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
@@ -274,7 +283,7 @@ class RunTable(ServerTable):
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
     async def delete_ended_run(self, run: LiveRun) -> None:
-        """Delete a run and its events, unless the run is still live."""
+        """Delete a run and its events, if the run has ended."""
         drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
         await self._execute_statements_in_transaction(
             [drop, *self._build_deleted_run_cleanup(run)], (run.thread_id,)
@@ -340,8 +349,8 @@ class RunTable(ServerTable):
     async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store batches of events.
 
-        A batch is skipped if another process has taken over the run, or if messages have been
-        erased from the run's thread.
+        A batch is skipped if the run has ended or another process has taken it over, or if messages
+        were erased from the run's thread while the run was in progress.
         """
         inserts = chain.from_iterable(
             self._build_statements_that_store_events(*pair) for pair in batches
@@ -388,9 +397,9 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals_by_thread_key(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures in each given thread, as a dict keyed by thread key.
+        """Return the sequence number of the newest removal from each given thread, by thread key.
 
-        Deleted threads are left out.
+        Each erasure of messages increases this number. Deleted threads are left out.
         """
         return dict(await self._read_rows("newest_removals_of_threads", json.dumps(thread_keys)))
 

@@ -4,7 +4,7 @@ A run calls the methods in this module to get, list and store checkpoints and pe
 module `writer` builds write plans, `reader` reads rows, and `listing` finds checkpoints. The
 modules `writer`, `reader` and `listing` are independent of the database driver. Blocking methods
 read from the database in the calling OS thread. Asynchronous methods read from the database in a
-worker thread. All writes are executed in the database's writer thread.
+worker thread. The database driver decides which OS thread executes writes.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import use_short_switch_interval
 
 T = TypeVar("T")
-# Maximum number of items of a state that is encoded in the event loop's OS thread. Larger states
-# are encoded in a worker thread.
+# Maximum number of items of a state that is encoded or decoded in the event loop's OS thread.
+# Larger states are encoded and decoded in a worker thread.
 OFF_LOOP_ITEMS: Final = 512
 # A no-op context manager, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
@@ -119,7 +119,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._removals = RemovalRecords(sql, seal)
         self._run_starts = RunStarts()
+        # The addresses of checkpoints that were read by id and were not the head then. The next put
+        # of a child of such a checkpoint removes the address. The values are always True.
         self._read_by_id: dict[Address, bool] = {}
+        # The names given to `copy_context_values_to_metadata`, by thread id.
         self._labels: dict[str, set[str]] = {}
         self._overlapped = OrderedDict[str, None]()
         self._create_codec_cache_reader_and_writer()
@@ -225,6 +228,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         (see `CheckpointPut.continues_chosen_checkpoint`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
+        # The thread may have been deleted. No row of it contains the number of the deletion, so
+        # read the number from the removal records.
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
@@ -491,9 +496,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     # -- running flows
 
-    def _read(self, make: Callable[[], Flow[T]]) -> T:
+    def _read(self, make_flow: Callable[[], Flow[T]]) -> T:
+        """Read with a flow, and pause the garbage collector meanwhile."""
         with collector_paused():
-            return self.database.read(make)
+            return self.database.read(make_flow)
 
     def _execute_write(self, request: CheckpointPut | TaskWrites) -> None:
         """Execute a write request, and register it as a write in progress of the current run."""
@@ -511,7 +517,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Execute a write request without blocking the event loop.
 
-        If the request has many values, they are encoded in a worker thread.
+        Args:
+            request: The request.
+            value_count: The number of elements of the request's lists and dicts. If there are more
+                than `OFF_LOOP_ITEMS`, they are encoded in a worker thread.
         """
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.register_write_in_progress():
@@ -525,6 +534,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 database_write = database_write._replace(
                     make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
+            # The answer to an interrupt must be committed before a node can use it, so the run
+            # waits for this commit.
             if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():
                     await self.database.awrite(*database_write)

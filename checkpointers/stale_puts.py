@@ -54,7 +54,7 @@ _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of the same kind. Some texts are available only as keyed hashes.
+    """A set of texts of the same kind. Some of the texts are known only as keyed hashes.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -68,7 +68,10 @@ class KeyedTexts(TextSet):
         # Texts that must not be removed, because they occur both in erased messages and in messages
         # that are kept.
         self._spared: set[str] = set()
+        # The length and the hash of each text that can be part of a longer text, by the hash of the
+        # text's first `PREFIX_CHARS` characters.
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
+        # The hashes of whole texts. For kinds in `SUBSTRING_KINDS`, also the elements of records.
         self._hashes = {*hashes}
         for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
             start, whole, length = split_into_prefix_hash_text_hash_and_length(part)
@@ -110,7 +113,7 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_unhashed_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that are available in plain text, not only as hashes.
+        """Return the texts of erased messages that are known in plain text, not only as hashes.
 
         The returned dict has a single entry. Its key is the kind of texts that this set contains.
         """
@@ -134,7 +137,7 @@ class StalePut:
         self, reader: CheckpointReader, records: Iterable[RemovalRecord], is_inner: bool
     ) -> None:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
-        self._known: list[KeyedTexts] = []
+        self._text_sets: list[KeyedTexts] = []
         self._records = [*records]
         self._remover = Remover.from_erased_text_sets(
             self._make_keyed_texts, reader.codec.types.list_texts_of_registered_value
@@ -142,8 +145,8 @@ class StalePut:
 
     def _make_keyed_texts(self, kind: str) -> KeyedTexts:
         hashes = (text_hash for record in self._records for text_hash in record.texts.get(kind, ()))
-        self._known.append(KeyedTexts(kind, hashes, self._removals))
-        return self._known[-1]
+        self._text_sets.append(KeyedTexts(kind, hashes, self._removals))
+        return self._text_sets[-1]
 
     @classmethod
     def build_from_newer_removals(
@@ -181,8 +184,8 @@ class StalePut:
         """Return the texts of the erased messages found in the request, grouped by kind."""
         return {
             kind: texts
-            for known in self._known
-            for kind, texts in known.collect_unhashed_erased_texts_by_kind().items()
+            for text_set in self._text_sets
+            for kind, texts in text_set.collect_unhashed_erased_texts_by_kind().items()
         }
 
     def is_erased(self, message: BaseMessage) -> bool:
@@ -344,15 +347,15 @@ def _check_checkpoints_not_deleted(
     if not ids_by_namespace and checkpoint_ns:
         configurable = (request.config or {}).get("configurable", {})
         ids_by_namespace = dict(configurable.get("checkpoint_map") or {})
-    is_gone = is_there = False
+    is_any_deleted = is_any_stored = False
     for namespace, checkpoint_id in ids_by_namespace.items():
         rows = yield reader.sql(
             "checkpoint_with_keys", encode_id_for_storage(checkpoint_id), thread_id, namespace
         )
-        is_there = is_there or bool(rows)
-        hashed = reader.removals.hash_text("checkpoint", checkpoint_id)
-        is_gone = is_gone or (not rows and hashed in deleted_hashes)
-    if is_gone or (ids_by_namespace and is_from_local_run and not is_there):
+        is_any_stored = is_any_stored or bool(rows)
+        id_hash = reader.removals.hash_text("checkpoint", checkpoint_id)
+        is_any_deleted = is_any_deleted or (not rows and id_hash in deleted_hashes)
+    if is_any_deleted or (ids_by_namespace and is_from_local_run and not is_any_stored):
         raise ThreadDeleted(
             f"thread {thread_id!r} was deleted after this run had loaded its state, so the run can "
             "no longer store anything. Start a new run to begin a new conversation under this id"

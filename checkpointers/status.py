@@ -17,7 +17,10 @@ from perdure.checkpointers.reports import ThreadStatus, ThreadTask
 SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
-"""The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
+"""The node of a `Send` that replaces an erased one.
+
+The replacement never runs. It is stored so that the later `Send`s keep their indexes.
+"""
 # Name prefix of channels that trigger a single node. The prefix is followed by the node's name.
 _BRANCH: Final = "branch:to:"
 # Name prefix of channels that trigger a node once several other nodes have finished. For example,
@@ -26,13 +29,15 @@ _JOIN: Final = "join:"
 # Keys in langgraph's `versions_seen` that are not node names.
 _NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
-"""The suffix of the path of writes by an update in the name of a task that has already run."""
+"""The suffix of the task path of a state update's writes that have been given a task id of their
+own, because langgraph stores them under the id of one of the run's tasks. See `merge_planner`."""
 FORMER_WRITES_CHANNEL: Final = "__run_former"
 """The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
 # Prefix of the path of a task that langgraph's `update_state` creates.
 _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
-"""The id of the task in whose name langgraph writes the answers of a person."""
+"""The task id under which langgraph stores the answers to interrupts."""
+# Channels to which langgraph writes for a task that has not ended.
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
 # Prefix of a task's path if the task is triggered by a channel. The prefix is followed by the
 # node's name.
@@ -40,6 +45,7 @@ _PULL: Final = "~__pregel_pull, "
 # Prefix of a task's path if the task was created by a `Send` or called by another task. The prefix
 # is followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
+# Suffix of the path of a task that handles the error of a node.
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
 IDLE: Final = ThreadStatus()
@@ -79,35 +85,38 @@ def build_thread_status(
         versions_seen: The channel versions that each node has seen.
         writes: The pending writes in order. Any saver may have stored them.
     """
-    by_task = _group_writes_by_task(writes)
-    tasks = {
-        task_writes[0].task_path: task
-        for task, task_writes in by_task.items()
+    writes_by_task_id = _group_writes_by_task(writes)
+    task_ids = {
+        task_writes[0].task_path: task_id
+        for task_id, task_writes in writes_by_task_id.items()
         if _has_task_path(task_writes)
     }
-    due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
+    # `task_ids` and `due_nodes` map the path of a task to its id and to its node.
+    due_nodes = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
     # A task that has pending writes counts as due to run, even if
     # `_iter_paths_and_nodes_of_triggered_tasks` did not yield it.
-    for path in tasks:
+    for path in task_ids:
         if path.startswith(_PULL):
-            due.setdefault(path, path.removeprefix(_PULL))
-    if not due and START in values:
-        due[_PULL + START] = START
-    if not due and not by_task:
+            due_nodes.setdefault(path, path.removeprefix(_PULL))
+    if not due_nodes and START in values:
+        due_nodes[_PULL + START] = START
+    if not due_nodes and not writes_by_task_id:
         return IDLE
-    unmatched_paths = [path for path in due if path not in tasks]
+    unmatched_paths = [path for path in due_nodes if path not in task_ids]
     # Pending writes stored by another checkpointer may have no task path.
-    for task, task_writes in by_task.items():
+    for task_id, task_writes in writes_by_task_id.items():
         if not _has_task_path(task_writes):
             if len(unmatched_paths) == 1:
-                tasks[unmatched_paths.pop()] = task
+                task_ids[unmatched_paths.pop()] = task_id
             elif any(write.channel == INTERRUPT for write in task_writes):
-                tasks[_PULL + task] = task
-                due[_PULL + task] = ""
+                task_ids[_PULL + task_id] = task_id
+                due_nodes[_PULL + task_id] = ""
     return ThreadStatus(
         tuple(
-            _build_thread_task(path, node, tasks.get(path), by_task.get(tasks.get(path, ""), []))
-            for path, node in due.items()
+            _build_thread_task(
+                path, node, task_ids.get(path), writes_by_task_id.get(task_ids.get(path, ""), [])
+            )
+            for path, node in due_nodes.items()
         )
     )
 
@@ -121,8 +130,8 @@ def find_send_targets(sends: Any) -> list[str | None]:
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group pending writes by task id.
 
-    Writes made by called tasks, error handlers and state updates are omitted. A called task is a
-    task that was started by another task.
+    Answers to interrupts, and writes of tasks with a nested path, are omitted; see
+    `_is_nested_task_path`.
     """
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
@@ -141,11 +150,10 @@ def is_update_path(path: str) -> bool:
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return whether a task path belongs to a called task, an error handler or a state update.
+    """Return whether a task path does not belong to one of the superstep's own tasks.
 
-    A called task is one that another task started while it was running. A state update is a call to
-    langgraph's `update_state`. A task whose path is nested is not counted among the superstep's
-    tasks.
+    This is the case for a called task, which another task started while it was running, for an
+    error handler, and for writes that have the suffix `ASIDE_SUFFIX`.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -193,6 +201,7 @@ def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
         return [channel.removeprefix(_BRANCH)] if is_ready else []
     awaited_names, _, node = channel.removeprefix(_JOIN).rpartition(":")
     arrived = value if _is_list(value) or isinstance(value, set | frozenset) else ()
+    # The names of the nodes that have arrived are a set without an order, so compare the lengths.
     is_ready = is_ready and len("+".join(map(str, arrived))) == len(awaited_names)
     return [node] if is_ready else []
 

@@ -6,8 +6,9 @@ is decoded, because it is needed to compute the target's metadata index.
 
 If a thread exists in both databases, a merge first compares the two copies. If the two copies are
 equal, or if only the target copy has new checkpoints, nothing is changed. If only the source copy
-has new checkpoints, it replaces the target copy. If both copies have new checkpoints, the thread is
-rejected and not imported. Each thread is written in a single transaction.
+has new checkpoints, it replaces the target copy. If both copies have new checkpoints, or if a run
+whose checkpoints the source copy contains was rolled back in the target, the thread is rejected and
+not imported. Each thread is written in a single transaction.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        # maps each log's key in the source database to the key of the copied log
+        # Maps the key of each log in the records to the key of the copied log.
         self.logs: dict[int, int] = {}
 
     def write_logs_and_items(self) -> Flow[None]:
@@ -304,7 +305,10 @@ class _ThreadWriter:
 
 
 def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference, with its log keys mapped through `new_key_by_old_key`."""
+    """Return a copy of a reference, with its log keys mapped through `new_key_by_old_key`.
+
+    The new keys can also be the names of channels, to compare references of two databases.
+    """
     if isinstance(reference, bytes):
         return reference
     kind, *rest = reference
@@ -380,8 +384,9 @@ def copy_thread(
         records = yield from read_thread_records(reader, source, checkpoint_id)
         records.client, records.status = client, status
         if records.ttl is not None:
+            # The time to live of the copy starts now.
             minutes, _, keeps = records.ttl
-            records.ttl = minutes, time.time(), min(keeps, 1)  # the time to live starts now
+            records.ttl = minutes, time.time(), min(keeps, 1)
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
         keys = yield from reader.allocate_row_keys(records.key_count)
@@ -509,14 +514,15 @@ class DatabaseImport:
         # True if the target had no copy of the most recently written thread before the import, so
         # that the newly written copy can safely be deleted.
         self._is_new = False
-        # ids of threads that were rejected because they contain checkpoints of a run that was
-        # rolled back in the target database
+        # Ids of threads that were rejected because they contain checkpoints of a run that was
+        # rolled back in the target database.
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
         """Merge all threads.
 
-        A thread is rejected if each of the two databases has new checkpoints that the other lacks.
+        A thread is rejected if each of the two databases has new checkpoints that the other lacks,
+        or if the source has checkpoints of a run that was rolled back in the target.
 
         Returns:
             The number of imported objects.
@@ -551,8 +557,8 @@ class DatabaseImport:
                 thread_report = self._import_thread(
                     thread_id, self.new_ids.get(thread_id, thread_id)
                 )
-            # the thread was deleted after its id was listed
             except UnknownThread:
+                # The thread was deleted after its id was listed.
                 continue
             report += thread_report or ImportReport()
             if thread_report is None:
@@ -645,8 +651,9 @@ class DatabaseImport:
         """Compare a source thread with the thread `target_thread_id` in the target database.
 
         Returns:
-            The contents of the thread of the target, which the thread of the source continues; or a
-            report if nothing is to be written; or None if the thread is rejected.
+            The contents of the target's thread, which the source thread continues. They are empty
+            if the target has no such thread. A report if there is nothing to write. None if the
+            thread is rejected.
         """
         reader = self.target.reader
         if not (yield reader.sql("one_thread", target_thread_id)):

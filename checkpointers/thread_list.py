@@ -59,12 +59,14 @@ _BY_STATUS: Final[Mapping[str, str]] = {
 
 
 class TimeToLive(NamedTuple):
-    """A thread's TTL, measured from its last activity.
+    """A thread's TTL (time to live).
+
+    It starts with the last activity of the thread, or when the TTL is set if that is later.
 
     Attributes:
-        minutes: The number of minutes without activity after which the thread is deleted.
-        keeps_latest: Whether the newest checkpoint is kept, so that only the older checkpoints are
-            deleted.
+        minutes: The number of minutes after which the thread is deleted.
+        keeps_latest: Whether the thread is kept with its newest checkpoint, so that only the older
+            checkpoints are deleted.
     """
 
     minutes: float
@@ -84,7 +86,7 @@ class ListedThread:
         client: The metadata that clients of the server set, or None.
         is_busy: Whether a run of the server is running or pending.
         key: The key of the thread. If a thread is deleted and created again, its key changes.
-        removals: The number of erasures from the thread.
+        removals: The sequence number of the newest removal from the thread, or 0.
         ttl: The time to live, or None if the thread is kept until it is deleted.
         expires_at: The time at which the time to live ends if there is no activity, or None.
     """
@@ -161,7 +163,7 @@ class ThreadQuery:
     Attributes:
         metadata: Values that the metadata of the head or of the client contains. A dict matches a
             dict with more keys.
-        ids: The ids to which the list is limited.
+        ids: Limits the list to threads with one of these ids.
         status: The status of the threads.
         text: Text that the title or the id contains. Case is ignored.
         person: Limits the list to threads of the named person and threads of nobody. SQL ignores
@@ -320,8 +322,8 @@ class ThreadList:
     def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads.
 
-        If a row lacks data that is shown in thread lists, the thread's head is read from the
-        database.
+        The head of a thread is read from the database if the thread may wait for an answer, or if
+        its row lacks data that is shown in thread lists.
         """
         list_entries = {
             row[0]: decrypt_listed_title_and_encoded_metadata(self._seal, row[1], row[5])

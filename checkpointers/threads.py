@@ -91,8 +91,8 @@ class ThreadReader:
             first_and_last_count: The number of items to return from the start and from the end, or
                 None for all.
             before: The position before which the items end, or None.
-            missing_ok: Whether an unknown thread has an empty history. If False, an error is raised
-                for an unknown thread.
+            missing_ok: Whether an unknown thread or namespace has an empty history. If False, an
+                error is raised.
 
         Returns:
             A function that decodes the items. Decoding may take long, so call the function outside
@@ -207,7 +207,7 @@ class ThreadReader:
             return value_ref is not None and value_ref[0] == DICT, not is_delta or value_ref[
                 0
             ] != ITEM
-        # an empty list or dict is stored inline as encoded bytes, because it has no items in a log
+        # An empty list or dict is stored inline as encoded bytes, because it has no items in a log.
         value = self.reader.codec.decode(value_ref)
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
@@ -420,10 +420,9 @@ class ThreadReader:
     def _rebuild_title_from_messages(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
-        """Build the title of a thread from its head and its first messages.
+        """Build the title of a thread from the metadata of its head or from its first messages.
 
-        If an erasure or a prune has removed the title from the thread's row, the title is rebuilt
-        from the messages.
+        This is needed if an erasure or a prune has removed the title from the thread's row.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
@@ -464,8 +463,8 @@ class ThreadReader:
         Args:
             limit: The maximum number of rows.
             after: The id of the last thread of the page before, or None for the first page.
-            prefix: The prefix of the ids.
-            active_since: The earliest time of the last activity, or None.
+            prefix: Only threads whose ids begin with this text.
+            active_since: Only threads whose last activity was at this time or later, or None.
             statement_name: The name of the statement that lists the rows.
             params: Further parameters of the statement.
 
@@ -590,7 +589,7 @@ class ThreadReader:
         return sorted(checkpoints, key=lambda info: -info.order)
 
     def _build_checkpoint_info(
-        self, thread_id: str, checkpoint_ns: str, row: Row, head_lineage: set[int], head_key: int
+        self, thread_id: str, checkpoint_ns: str, row: Row, head_lineage: set[int], head_seq: int
     ) -> Flow[CheckpointInfo]:
         """Decrypt the row of a checkpoint, and build its `CheckpointInfo`.
 
@@ -598,8 +597,8 @@ class ThreadReader:
             thread_id: The thread.
             checkpoint_ns: The namespace.
             row: The row of the checkpoint.
-            head_lineage: The keys of the head and its ancestors.
-            head_key: The sequence number of the head.
+            head_lineage: The row keys of the head and its ancestors.
+            head_seq: The sequence number of the head.
         """
         snapshot = yield from self.reader.decrypt_checkpoint_row_and_unflatten_ranges(
             thread_id, checkpoint_ns, row
@@ -612,7 +611,7 @@ class ThreadReader:
             snapshot.parent_id,
             checkpoint_ns,
             order,
-            order == head_key,
+            order == head_seq,
             row[0] not in head_lineage,
             self.reader.decode_metadata(snapshot),
             str(fields.get("ts", "")),
@@ -636,6 +635,7 @@ def _merge_positions_with_branch_flags(
     entries: list[tuple[int, bool]] = []
     remaining = branch_positions[::-1]
     for position in head_positions:
+        # The position of an alias does not tell when its item was stored.
         while remaining and remaining[-1] < position < ALIASES:
             entries.append((remaining.pop(), True))
         entries.append((position, False))
@@ -646,7 +646,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
     """Convert a Unix timestamp in seconds to a UTC datetime.
 
     Raises:
-        CorruptRecord: The number is no valid time.
+        CorruptRecord: The number is not a valid time.
     """
     try:
         return datetime.fromtimestamp(seconds, UTC)
@@ -674,7 +674,10 @@ def _parse_first_and_last_item_counts(ends: Any) -> tuple[int, int]:
 
 
 def build_not_found_error(address: Address) -> UnknownThread | UnknownCheckpoint:
-    """Build the error for a thread, namespace or checkpoint that does not exist."""
+    """Build the error for a thread, namespace or checkpoint that does not exist.
+
+    If `address` has a checkpoint id, the checkpoint is reported as missing, otherwise the thread.
+    """
     suffix = f" with the namespace {address.checkpoint_ns!r}" if address.checkpoint_ns else ""
     if address.checkpoint_id is None:
         return UnknownThread(
