@@ -277,21 +277,21 @@ async def _filter_out_stored_episodes_and_plan_outcomes(
     """
     if not any(addition.candidate.kind == EPISODE for addition in additions):
         return additions, ChangePlan()
-    by_source: dict[str, str] = {}
+    key_by_source: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter={"kind": EPISODE}):
-        by_source |= dict.fromkeys(
+        key_by_source |= dict.fromkeys(
             build_tombstone_keys_of_source_messages(memory.provenance), memory.key
         )
     new: list[Addition] = []
     outcomes: list[Outcome] = []
     for addition in additions:
-        keys_known = [
-            by_source[source]
+        stored_keys = [
+            key_by_source[source]
             for source in build_tombstone_keys_of_source_messages(addition.candidate.provenance)
-            if source in by_source
+            if source in key_by_source
         ]
-        if keys_known and addition.candidate.kind == EPISODE:
-            outcomes.append(Outcome("unchanged", keys_known[-1]))
+        if stored_keys and addition.candidate.kind == EPISODE:
+            outcomes.append(Outcome("unchanged", stored_keys[-1]))
         else:
             new.append(addition)
     return new, ChangePlan(outcomes=outcomes)

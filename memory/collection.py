@@ -544,14 +544,16 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
     if not versions:
         raise build_unknown_memory_error(namespace, key)
     tombstones = _build_distinct_tombstones(versions)
-    are_written = await _write_tombstones_if_store_has_room(adapter, tombstones)
+    were_tombstones_written = await _write_tombstones_if_store_has_room(adapter, tombstones)
     receipt = await erase_items(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     receipt += await _erase_quarantine_entries(
         adapter, build_namespace_of_notes_about_memories(QUARANTINE, namespace), key, texts
     )
-    if not are_written and not (await _write_tombstones_if_store_has_room(adapter, tombstones)):
+    if not were_tombstones_written and not (
+        await _write_tombstones_if_store_has_room(adapter, tombstones)
+    ):
         _LOG.warning("the memory %r in %r was erased, but %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 

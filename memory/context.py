@@ -352,8 +352,14 @@ class UseMemories(MessagesNode):
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         super().__init__(messages_key)
-        is_question = check_choice("place", place, ("system", "question")) == "question"
-        self._add = _append_to_newest_question if is_question else _append_text_to_system_message
+        is_placed_after_question = (
+            check_choice("place", place, ("system", "question")) == "question"
+        )
+        self._add = (
+            _append_to_newest_question
+            if is_placed_after_question
+            else _append_text_to_system_message
+        )
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
@@ -364,7 +370,8 @@ class UseMemories(MessagesNode):
         """Return a copy of the node that knows which parts follow it in a view.
 
         The copy applies `following_parts` to a request to determine which messages remain in it.
-        Other `UseMemories` nodes among them are left out, because they remove no messages.
+        Other `UseMemories` nodes among them are left out. They would search the store again, and
+        they remove no messages.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
@@ -381,8 +388,10 @@ class UseMemories(MessagesNode):
         )
         lines: tuple[str, ...] = ()
         while query and max_tokens:
-            possible, turns = tee(turns)
-            filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
+            turns_to_try, turns = tee(turns)
+            filled_input = self._add(
+                replace(model_input, turns=turns_to_try), _ONE_TOKEN * max_tokens
+            )
             try:
                 shown_ids = await self._find_message_ids_left_by_following_parts(
                     filled_input, state, config
@@ -395,9 +404,9 @@ class UseMemories(MessagesNode):
             lines = await self._recall_memory_lines(query, max_tokens, shown_ids, config)
             break
         while lines:
-            possible, turns = tee(turns)
+            turns_to_try, turns = tee(turns)
             filled_input = self._add(
-                replace(model_input, turns=possible), render_section("memories", lines)
+                replace(model_input, turns=turns_to_try), render_section("memories", lines)
             )
             try:
                 await self._find_message_ids_left_by_following_parts(filled_input, state, config)

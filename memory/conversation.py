@@ -78,7 +78,10 @@ class Turn(NamedTuple):
 
 
 def get_role(message: BaseMessage) -> Role:
-    """Return the role of a message."""
+    """Return the role of a message.
+
+    A `ChatMessage` with the role "user" or "human" counts as a human message.
+    """
     kind = _find_role(type(message))
     human = kind == "chat" and getattr(message, "role", None) in ("user", "human")
     return "human" if human else kind

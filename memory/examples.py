@@ -118,7 +118,8 @@ class ExampleSelector(BaseExampleSelector):
             config: The config of the run.
 
         Returns:
-            Whether the example was added, updated, quarantined or refused.
+            The outcome, which says whether the example was added, updated, quarantined or refused,
+            or was stored already.
         """
         config = config or self.config
         parts = {

@@ -62,21 +62,21 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     prepended to this turn, except for the purpose `"state"`. A conversation without a human message
     is a single turn, to which nothing is prepended.
     """
-    # maps call ids to late tool results, which arrived in a later turn than their calls
-    late: dict[str, BaseMessage] = {}
+    # Maps call ids to the tool results whose calls are in an earlier turn, which is yielded later.
+    unmatched_results: dict[str, BaseMessage] = {}
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
         start = turn.start
         turn_messages = messages[start : turn.stop]
         units = _group_turn_into_inseparable_units(
-            turn_messages, late, purpose, is_newest=turn.stop == stop
+            turn_messages, unmatched_results, purpose, is_newest=turn.stop == stop
         )
         if units:
             yield Turn(units, turn_messages)
     if 0 < start < stop:
         first_messages = messages[:start]
         units = _group_turn_into_inseparable_units(
-            first_messages, late, purpose, lacks_question=True
+            first_messages, unmatched_results, purpose, lacks_question=True
         )
         if units and purpose != "state":
             units.insert(
@@ -111,7 +111,7 @@ def find_remaining_results_of_removed_calls(
     """
     missing = {call_id for m in removed if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
     missing -= {m.tool_call_id for m in removed if isinstance(m, ToolMessage)}
-    late: list[BaseMessage] = []
+    results: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
             # If this AI message reuses the id of a removed call, later results with that id belong
@@ -119,8 +119,8 @@ def find_remaining_results_of_removed_calls(
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
-            late.append(message)
-    return late
+            results.append(message)
+    return results
 
 
 def _group_turn_into_inseparable_units(

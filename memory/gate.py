@@ -316,9 +316,9 @@ async def judge_candidates_and_plan_puts(
         namespace: The namespace of the memories.
         candidates: The candidates.
         candidate_keys: The key of each candidate.
-        generated_keys: Those of `candidate_keys` that do not identify a candidate, because a new
-            attempt to store it would get another random key. If such a candidate is quarantined,
-            the key of its quarantine entry does not depend on them.
+        generated_keys: The keys of new memories that were requested explicitly. Such a key is
+            usually random, and different if the same memory is requested again. The key of a
+            quarantine entry therefore does not depend on it.
         thread: The thread of the candidates, if it is known.
 
     Returns:

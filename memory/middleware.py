@@ -82,7 +82,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         nodes = [part for part in parts if isinstance(part, MessagesNode)]
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
-        self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
+        self._summarize_nodes = [part for part in view_parts if isinstance(part, Summarize)]
         # Single-entry cache for the view that counts tokens for the tools and model of the last
         # request. The view is reused for requests with the same tools and model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
@@ -90,7 +90,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # (see `_get_key_and_name_of_running_agent`). The copied nodes estimate the size of the
         # agent's next request, and assume that it has the same tools and system prompt as the
         # agent's last request.
-        self._agents: dict[Any, list[Summarize]] = {}
+        self._summarize_nodes_by_agent: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
 
@@ -102,13 +102,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         Whether a summary is due depends on the size of the next request. The next request's tools
         and system prompt are assumed to have the same size as those of the agent's last request.
         """
-        if not self._summaries:
+        if not self._summarize_nodes:
             return None
         config = get_config()
-        return await self._summarize_if_due(self._get_summaries(config), state, config)
+        return await self._summarize_if_due(self._get_summarize_nodes(config), state, config)
 
     async def _summarize_if_due(
-        self, summaries: list[Summarize], state: Any, config: RunnableConfig
+        self, summarize_nodes: list[Summarize], state: Any, config: RunnableConfig
     ) -> dict[str, Any] | None:
         """Summarise the messages in the state if a summary is due.
 
@@ -119,12 +119,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         summarised, because the other learner nodes already ran at the end of each of these turns.
         If a learner fails, no summary is made.
         """
-        due = next((summary for summary in summaries if summary.is_due(state)), None)
+        due = next((node for node in summarize_nodes if node.is_due(state)), None)
         if due is None:
             return None
-        splits = due.would_split_turn(state)
+        splits_turn = due.would_split_turn(state)
         for learner in self._learners:
-            if splits or isinstance(learner, RememberTurns):
+            if splits_turn or isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
                 if (await learner.learn_from_messages(messages, state, config)) is None:
                     due.stop_summarizing_in_current_turn(state)
@@ -155,7 +155,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             )
             if was_size_unknown and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
-                    self._get_summaries(config), request.state, config
+                    self._get_summarize_nodes(config), request.state, config
                 )
             if update and not _replaces_all_messages(update):
                 shortened = _apply_summary_to_request(request, update)
@@ -181,19 +181,21 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         rest = selected[1:] if first is not None else selected
         return request.override(system_message=first, messages=rest)
 
-    def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
+    def _get_summarize_nodes(self, config: RunnableConfig) -> list[Summarize]:
         """Return the running agent's own copies of the view's `Summarize` nodes.
 
         If the agent has already sent a request, these nodes include the tools and system prompt of
         the agent's last request in their estimate of the next request's size.
         """
         agent, name = _get_key_and_name_of_running_agent(config)
-        return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
+        return self._summarize_nodes_by_agent.get(agent) or [
+            part.for_agent(name) for part in self._summarize_nodes
+        ]
 
     def _is_request_size_unknown(self, config: RunnableConfig) -> bool:
         """Return True if summaries need the running agent's request size but it is unknown."""
         agent, _ = _get_key_and_name_of_running_agent(config)
-        return bool(self._summaries) and agent not in self._agents
+        return bool(self._summarize_nodes) and agent not in self._summarize_nodes_by_agent
 
     def _cache_tokens_of_tools_and_system_message(
         self, config: RunnableConfig, adjusted_view: View, system: SystemMessage | None
@@ -203,12 +205,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         To decide whether a summary is due, perdure adds the stored count to the token count of the
         messages.
         """
-        if not self._summaries:
+        if not self._summarize_nodes:
             return
         agent, name = _get_key_and_name_of_running_agent(config)
-        summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
+        nodes = (part for part in adjusted_view.parts if isinstance(part, Summarize))
         _set_cache_entry_and_evict_oldest(
-            self._agents, agent, [part.for_agent(name, system) for part in summaries]
+            self._summarize_nodes_by_agent, agent, [node.for_agent(name, system) for node in nodes]
         )
 
     def _cache_reported_model_name(self, requested_name: str, response: Any) -> None:
@@ -230,8 +232,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
-        if self._summaries:
-            for part in self._get_summaries(get_config()):
+        if self._summarize_nodes:
+            for part in self._get_summarize_nodes(get_config()):
                 part.schedule_background_summary(state)
 
     before_model: Any = build_blocking_function(_summarize_state_before_model_if_due)

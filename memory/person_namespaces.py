@@ -209,7 +209,7 @@ async def forget_author(
 async def _find_items_written_by_user(
     adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return (namespace, key) for each item that a user wrote for a team or in the chat of others.
+    """Return (namespace, key) for each item that a user wrote for teams or others' conversations.
 
     Items of other people's conversations are only found in a store that keeps versions.
     """

@@ -457,8 +457,8 @@ class Profile(Generic[M]):
                 str(version.value.get("change", "")),
                 (version.valid_from, version.valid_to),
             )
-            origin = version.version, change, *times, version.provenance
-            versions.append(ProfileVersion(_copy_profile_document(version), *origin))
+            details = version.version, change, *times, version.provenance
+            versions.append(ProfileVersion(_copy_profile_document(version), *details))
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
@@ -644,9 +644,9 @@ async def _apply_gate_and_get_leaf_values_to_store(
 ) -> list[Any]:
     """Judge the leaf values of a profile, and return the values to store.
 
-    The gate's rules for sensitive data and the application's checks are applied, but not the rules
-    that compare a memory with other memories. The returned list contains one value for each leaf in
-    `leaves`, in the same order.
+    Only the gate's rules for sensitive data and the application's checks are applied, not the
+    gate's other rules. The returned list contains one value for each leaf in `leaves`, in the same
+    order.
     """
     candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]

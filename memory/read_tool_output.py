@@ -47,7 +47,7 @@ _START: Final = "The character at which to begin; 0 is the beginning of the resu
 class _ReadTool(ToolOutputReader, StructuredTool):
     """The class of the tool that `read_tool_output` returns.
 
-    Other modules use `isinstance` checks with this class to recognise the tool.
+    The node `clear_tool_outputs` recognises the tool by the base class `ToolOutputReader`.
     """
 
 

@@ -484,7 +484,7 @@ def merge_rankings_by_reciprocal_rank(
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
-    for search, ranking in enumerate(rankings):
+    for ranking_index, ranking in enumerate(rankings):
         for rank, memory in ranking:
             text = normalize_text_for_comparison(memory.text)
             if text not in numbers:
@@ -500,7 +500,7 @@ def merge_rankings_by_reciprocal_rank(
                 entries.append((memory, {}))
             representative, ranks = entries[number]
             better = rank < min(ranks.values(), default=rank)
-            entries[number] = memory if better else representative, {search: rank, **ranks}
+            entries[number] = memory if better else representative, {ranking_index: rank, **ranks}
     sorted_entries = sorted(entries, key=lambda entry: _get_date(entry[0]), reverse=True)
     sorted_entries.sort(
         key=lambda entry: sum(1 / (_FUSION_CONSTANT + rank) for rank in entry[1].values()),

@@ -208,8 +208,10 @@ class Summarize(MessagesNode):
                 counter = counter_of(known_model)
         with suppress(errors.ConfigurationError):
             max_input = int(_REQUEST_SHARE * context_window(known_model))
-        several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
-        sizes: Sequence[Any] = trigger if several else [trigger]
+        is_list_of_sizes = (
+            isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
+        )
+        sizes: Sequence[Any] = trigger if is_list_of_sizes else [trigger]
         limits = _find_smallest_message_and_token_limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
@@ -448,7 +450,7 @@ class Summarize(MessagesNode):
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_state_has_summarized_channel(state)
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
-        gone = [] if thread is None else self._list_messages_covered_by_summary(state)
+        messages_to_remove = [] if thread is None else self._list_messages_covered_by_summary(state)
         if thread is not None and ends_with_answer(messages):
             self.schedule_background_summary(state)
             selection, text = _NOTHING, None
@@ -464,10 +466,13 @@ class Summarize(MessagesNode):
             known_ids = read_channel(state, SUMMARIZED) or ()
             self._warn_of_repeated_ids(known_ids)
             update = self._build_summary_update(previous, text, selection, known_ids, messages)
-            gone = [*selection.messages, *self._list_messages_covered_by_summary(state)]
-        if gone:
-            removed = {message.id for message in gone}
-            rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed]
+            messages_to_remove = [
+                *selection.messages,
+                *self._list_messages_covered_by_summary(state),
+            ]
+        if messages_to_remove:
+            removed_ids = {message.id for message in messages_to_remove}
+            rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed_ids]
             update[self.messages_key] = build_update_from_current_to_target_messages(
                 rest, messages, self.messages_key
             )
