@@ -72,7 +72,8 @@ class Additions:
 
     Attributes:
         positions_by_item: The positions of the appended items, by channel and content. Also the
-            positions of stored items that can be reused, if the caller has registered them.
+            positions of some stored items that can be reused: those that tasks wrote to a
+            `DeltaChannel` again, and in an erasure all items.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.

@@ -58,11 +58,12 @@ _PATHS: Final = """
 SELECT DISTINCT task_id, {path} FROM checkpoint_writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 """
-Write = Callable[[CheckpointPut | TaskWrites], None]
+StoreRequest = Callable[[CheckpointPut | TaskWrites], None]
+"""A function that stores a checkpoint or the pending writes of a task."""
 
 
-class Task(NamedTuple):
-    """The pending writes of one task."""
+class SourceTask(NamedTuple):
+    """A task with its pending writes, as `(channel, value)` pairs, read from a source database."""
 
     task_id: str
     path: str
@@ -84,7 +85,7 @@ class SourceCheckpoint(NamedTuple):
     parent: Address
     checkpoint: Any
     metadata: dict[str, Any]
-    tasks: list[Task]
+    tasks: list[SourceTask]
 
 
 def open_import_source(
@@ -295,11 +296,11 @@ class _PostgresTables:
             yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)
 
 
-def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
+def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[SourceTask]:
     """Group `(task_id, path, channel, value)` tuples by task, in order of first occurrence."""
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, SourceTask] = {}
     for task, path, channel, value in writes:
-        tasks.setdefault(task, Task(task, path, [])).writes.append((channel, value))
+        tasks.setdefault(task, SourceTask(task, path, [])).writes.append((channel, value))
     return [*tasks.values()]
 
 
@@ -325,7 +326,7 @@ class Importer:
         source: The source, which `run` closes.
         reader: The reader of the target database.
         read: A function that executes a flow of the reader.
-        write: A function that stores a checkpoint or writes.
+        write: A function that stores a checkpoint or the pending writes of a task.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class Importer:
         source: _SQLiteFile | _PostgresTables,
         reader: CheckpointReader,
         read: Callable[[Callable[[], Flow[Any]]], Any],
-        write: Write,
+        write: StoreRequest,
     ) -> None:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
@@ -398,12 +399,16 @@ class Importer:
                 "from this database first"
             )
 
-    def _import_checkpoint(self, source: SourceCheckpoint) -> None:
+    def _import_checkpoint(self, source_checkpoint: SourceCheckpoint) -> None:
         """Store a checkpoint and its pending writes, unless they are stored already.
 
         The stored data is then read back and compared with the source.
+
+        Raises:
+            CorruptRecord: The checkpoint in the source is damaged.
+            ImportFailed: The stored checkpoint differs from the one in the source.
         """
-        label, parent, checkpoint, metadata, tasks = source
+        label, parent, checkpoint, metadata, tasks = source_checkpoint
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(
                 f"{label}: the checkpoint is damaged, because it has no id or no channel_versions"
@@ -424,7 +429,7 @@ class Importer:
             versions = checkpoint["channel_versions"]
             parts = parent, checkpoint, dict(metadata), versions
             self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
-        elif not self._equals_source_checkpoint(stored, source):
+        elif not self._equals_source_checkpoint(stored, source_checkpoint):
             raise ImportFailed(
                 f"{label} differs from the checkpoint with the same id in this database; import "
                 "into a new database, or delete the thread from this database first"
@@ -437,7 +442,7 @@ class Importer:
         if is_new or missing_tasks:
             stored = self.read(lambda: self.reader.read_tuple(address))
         if not self._equals_source_checkpoint(
-            stored, source
+            stored, source_checkpoint
         ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
                 f"{label} was stored, but differs from the source when it is read back, so the "
@@ -447,7 +452,7 @@ class Importer:
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)
 
     def _equals_source_checkpoint(
-        self, stored: CheckpointTuple | None, source: SourceCheckpoint
+        self, stored: CheckpointTuple | None, source_checkpoint: SourceCheckpoint
     ) -> bool:
         """Return whether a checkpoint in the target equals its counterpart in the source.
 
@@ -459,12 +464,16 @@ class Importer:
             stored.parent_config["configurable"]["checkpoint_id"] if stored.parent_config else None
         )
         stored_parts = [parent_id, stored.checkpoint, stored.metadata]
-        expected_parts = [source.parent.checkpoint_id, source.checkpoint, source.metadata]
+        expected_parts = [
+            source_checkpoint.parent.checkpoint_id,
+            source_checkpoint.checkpoint,
+            source_checkpoint.metadata,
+        ]
         return self._are_values_equal(stored_parts, expected_parts)
 
     def _find_tasks_with_unstored_writes(
-        self, tasks: list[Task], stored: CheckpointTuple
-    ) -> list[Task]:
+        self, tasks: list[SourceTask], stored: CheckpointTuple
+    ) -> list[SourceTask]:
         """Return the tasks with at least one write that is missing from the target database.
 
         Stored writes that are missing from the source are ignored, because the thread may have
