@@ -422,9 +422,10 @@ async def _resume_run(
 
 
 class _ThreadLock:
-    """The lock of a thread.
+    """Holds the lock of a thread during an `async with` block.
 
-    If another run holds the lock for too long, acquiring it times out with a readable error.
+    If another run holds the lock for more than `_LOCK_TIMEOUT_S` seconds, `StorageUnavailable` is
+    raised with a message that says so.
     """
 
     def __init__(self, saver: Any, thread_id: str) -> None:
@@ -498,7 +499,7 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
 def _build_context_with_user_id(graph: Any, user_id: Any) -> dict[str, Any] | None:
     """Build the runtime context of a resumed run, with `user_id` set to the given id.
 
-    Return None if the graph's context schema has no field `user_id`.
+    Return None if `user_id` is None or the graph's context schema has no field `user_id`.
     """
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
@@ -506,7 +507,7 @@ def _build_context_with_user_id(graph: Any, user_id: Any) -> dict[str, Any] | No
 
 
 def _get_last_model_text(values: Any) -> str | None:
-    """Return the text of the last message in the state if it is a model response."""
+    """Return the text of the last message in the state, or None if no model wrote this message."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
     # Messages from a server are dicts, because they were parsed from JSON.

@@ -119,7 +119,7 @@ def history(
 def describe_status(status: ThreadStatus) -> str:
     """Describe the status of a thread that is waiting for an answer or has an unfinished run.
 
-    The description is a verb phrase, to be printed after the thread's name. The description quotes
+    The description is a verb phrase, to be printed after the thread's id. The description quotes
     the unanswered questions, or names the nodes that would run next. If the thread is idle, return
     "".
     """
@@ -136,7 +136,7 @@ def describe_status(status: ThreadStatus) -> str:
 
 
 def _build_item_json(item: HistoryItem) -> dict[str, Any]:
-    """Convert a history entry to a JSON object."""
+    """Convert a history item to a JSON object."""
     value: Any = item.value
     fields = {"content": value}
     if _is_message(value):

@@ -149,7 +149,9 @@ def import_(
             )
         conversations = reader.build_conversations()
         conversations.sort(
-            key=lambda talk: talk.find_message_creation_time(next(reversed(talk.nodes), None))
+            key=lambda conversation: conversation.find_message_creation_time(
+                next(reversed(conversation.nodes), None)
+            )
         )
         # All databases are checked before anything is written.
         with show_status("checking databases") if databases else nullcontext():
@@ -159,22 +161,24 @@ def import_(
             ]
         interruption_note = print_progress_on_interrupt(lambda: f"{report}; these are stored")
         with (
-            open_database(db, user, create=True, relaxed_durability=True) as file,
+            open_database(db, user, create=True, relaxed_durability=True) as target_database,
             interruption_note,
         ):
-            owners_were_people = not may_owners_be_organisations(file.saver.database)
-            importing = ImportWriter(file, report, with_memories=not no_memories, later=later)
+            owners_were_people = not may_owners_be_organisations(target_database.saver.database)
+            importing = ImportWriter(
+                target_database, report, with_memories=not no_memories, later=later
+            )
             for database in sources:
                 importing.import_database(database, names)
             importing.store_conversations_as_threads(prefix, conversations)
             importing.store_memories_and_project_documents(reader.texts)
             importing.import_store_items_of_archives(reader.iter_archives())
             has_new_organisations = owners_were_people and may_owners_be_organisations(
-                file.saver.database
+                target_database.saver.database
             )
             if report.memories:
                 with show_status("indexing memories …"):
-                    file.index_memories(report.by_user)
+                    target_database.index_memories(report.by_user)
     skipped = [problem._asdict() for problem in report.skipped]
     refused = [{"namespace": namespace, "key": key} for namespace, key in report.refused]
     print_json_or_sentence(
@@ -224,14 +228,14 @@ def export(
         return
     if owners is not None:
         raise ConfigurationError(f"--owners {owners} can only be used with --user; remove --owners")
-    with open_database(db, allow_read_only=True) as file:
-        ids = [resolve_thread_id(file, name) for name in thread or ()]
+    with open_database(db, allow_read_only=True) as database:
+        ids = [resolve_thread_id(database, name) for name in thread or ()]
         # Read all thread ids before exporting the first thread. If the ids were read page by page,
         # threads that change during the export would be missed.
-        ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
+        ids = ids or [head.thread_id for head in database.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as update_bar:
             for number, name in enumerate(ids, 1):
-                print_json(build_thread_export(file.saver, name), indent=None)
+                print_json(build_thread_export(database.saver, name), indent=None)
                 update_bar(number / len(ids), number)
 
 
@@ -240,10 +244,10 @@ def _export_data_of_person(user: str, owner_kind: str | None, db: str | None) ->
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
-    with open_database(db, allow_read_only=True) as file:
+    with open_database(db, allow_read_only=True) as database:
         try:
             by_owner = None if owner_kind is None else owner_kind == "people"
-            lines = export_person(user, file.saver, file.store, owners_are_people=by_owner)
+            lines = export_person(user, database.saver, database.store, owners_are_people=by_owner)
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
@@ -341,7 +345,7 @@ class _ConversationFilesReader:
         conversations: Conversations that are one object in their file. `build_conversations` adds
             the other conversations.
         texts: Memories and documents.
-        batches: Requests of OpenAI batches, and their answers, which may be in another file.
+        batches: Requests of OpenAI batches, and their responses, which may be in another file.
     """
 
     def __init__(self, report: ConversationsReport) -> None:

@@ -105,8 +105,9 @@ class SessionsReader:
         )
         return [session.build_conversation() for session in non_empty_sessions]
 
-    def _get_or_create_session(self, name: object) -> _Session:
-        session_id = name if isinstance(name, str) and name else self._stem
+    def _get_or_create_session(self, raw_id: object) -> _Session:
+        """Return the session with the id `raw_id`. Use the name of the file if there is no id."""
+        session_id = raw_id if isinstance(raw_id, str) and raw_id else self._stem
         return self._sessions.setdefault(session_id, _Session(session_id))
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:

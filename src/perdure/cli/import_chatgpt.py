@@ -311,8 +311,8 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
 def _format_tool_result(part: _MessagePart) -> str:
     """Render the result of a built-in ChatGPT tool as text.
 
-    The output of code, quotes and errors are rendered. From any other result, only images and other
-    files are rendered. Return "" if there are none.
+    Code output, quotes and errors are rendered. From any other result, only images and other files
+    are rendered. Return "" if there are none.
     """
     if part.kind == "execution_output":
         return (

@@ -52,14 +52,14 @@ def has_messages(value: Mapping[str, Any]) -> bool:
 
 
 class JsonLinesReader:
-    """Collects the conversations in a JSON Lines file.
+    """Collects the conversations in a JSON or JSON Lines file.
 
-    Each line is an object that contains one or more messages. Objects with the same thread id are
-    combined into one conversation. If objects with the same thread id contain different messages,
-    the differing messages become branches of the conversation. An object that contains several
-    messages but no thread id becomes a separate conversation. Objects with a single message and no
+    Each object of the file is a message or contains a list of messages. Objects with the same
+    thread id are combined into one conversation. If objects with the same thread id contain
+    different messages, the differing messages become branches of the conversation. An object that
+    contains a list of messages but no thread id becomes a separate conversation. Messages without a
     thread id are grouped into one conversation per user. `ThreadNames` finds the threads of
-    conversations without an id.
+    conversations without a thread id.
 
     Args:
         file: The path of the file.
@@ -90,7 +90,7 @@ class JsonLinesReader:
             for group in self._messages_by_user.values()
         )
         return [
-            *(talk for talk, _ in self._conversations.values()),
+            *(conversation for conversation, _ in self._conversations.values()),
             *self._unnamed,
             *unnamed_messages,
         ]
@@ -179,6 +179,11 @@ class JsonLinesReader:
     def _get_or_create_conversation_and_path(
         self, thread_id: object, metadata: Mapping[str, Any]
     ) -> tuple[Conversation, _MessageIdsFromRoot]:
+        """Return the conversation of a thread, and the path to its most recently added message.
+
+        If there is no conversation with this thread id, create it. Add `metadata` to the
+        conversation.
+        """
         new_conversation = _build_empty_conversation(thread_id, metadata)
         conversation, path = self._conversations.setdefault(
             new_conversation.id, (new_conversation, {})

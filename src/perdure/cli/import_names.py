@@ -201,9 +201,10 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_ids_of_threads_imported_by_earlier_version(self, draft: Conversation) -> list[str]:
-        """Return the ids of imported threads that contain the conversation's first messages.
+        """Return the ids of the threads that contain the longest beginning of the conversation.
 
-        Only threads imported by an earlier version of perdure are searched.
+        Only threads that an earlier version of perdure imported are searched. If no thread contains
+        the first message, return an empty list.
         """
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem

@@ -68,7 +68,7 @@ class ImportWriter:
     """Stores conversations as threads, extracts memories, and counts the threads and memories.
 
     Args:
-        file: The database.
+        database: The database into which the conversations are imported.
         report: Receives the counts.
         with_memories: Whether memories are extracted.
         later: Whether a worker extracts the memories later.
@@ -76,41 +76,45 @@ class ImportWriter:
 
     def __init__(
         self,
-        file: CommandDatabase,
+        database: CommandDatabase,
         report: ConversationsReport,
         *,
         with_memories: bool,
         later: bool,
     ) -> None:
-        self._file, self._report, self._with_memories = file, report, with_memories
+        self._database, self._report, self._with_memories = database, report, with_memories
         self._later = with_memories and later
-        report.user = file.user
-        self._codec = Codec(file.saver.serde, file.saver.types)
-        self._extraction = file.build_memory_extraction() if with_memories and not later else None
+        report.user = database.user
+        self._codec = Codec(database.saver.serde, database.saver.types)
+        self._extraction = (
+            database.build_memory_extraction() if with_memories and not later else None
+        )
         report.memories = None if self._extraction is None else 0
 
     def store_conversations_as_threads(
         self, thread_id_prefix: str, conversations: list[Conversation]
     ) -> None:
         """Store each conversation as a thread whose id begins with the given prefix."""
-        total, stored_count = sum(len(talk.nodes) for talk in conversations), 0
-        names = ThreadNames(self._file.saver, thread_id_prefix, self._file.user)
+        total, stored_count = sum(len(conversation.nodes) for conversation in conversations), 0
+        names = ThreadNames(self._database.saver, thread_id_prefix, self._database.user)
         with progress_bar("importing", "message") as update_bar:
-            for talk in conversations:
+            for conversation in conversations:
 
                 def update_progress(count: int, earlier_count: int = stored_count) -> None:
                     update_bar((earlier_count + count) / total, earlier_count + count)
 
-                self._report.skipped += talk.problems
-                if talk.nodes:
-                    talk = names.assign_thread_id(talk)
-                    self._store_conversation(thread_id_prefix + talk.id, talk, update_progress)
-                    stored_count += len(talk.nodes)
+                self._report.skipped += conversation.problems
+                if conversation.nodes:
+                    conversation = names.assign_thread_id(conversation)
+                    self._store_conversation(
+                        thread_id_prefix + conversation.id, conversation, update_progress
+                    )
+                    stored_count += len(conversation.nodes)
                     update_progress(0, stored_count)
                 else:
-                    self._report.left_out += talk.left_out
-                    self._report.unread += talk.source_count > 0
-                    self._report.empty += not talk.source_count
+                    self._report.left_out += conversation.left_out
+                    self._report.unread += conversation.source_count > 0
+                    self._report.empty += not conversation.source_count
 
     def import_store_items_of_archives(self, archives: Iterable[ArchiveLines]) -> None:
         """Import the store items in archives, including all versions of the items.
@@ -119,7 +123,7 @@ class ImportWriter:
         """
         for archive in archives:
             self._report.add_store_item_counts(
-                self._file.store.import_lines(archive.iter_item_lines())
+                self._database.store.import_lines(archive.iter_item_lines())
             )
 
     def store_memories_and_project_documents(self, texts: list[SavedText]) -> None:
@@ -130,18 +134,18 @@ class ImportWriter:
         """
         from perdure.memory.collection import Collection
 
-        user = self._file.user
+        user = self._database.user
         if any(saved.project is not None for saved in texts):
-            run_operation(record_templates(self._file.store, [_PROJECT_NAMESPACE]))
-        collection = Collection(self._file.store, ("memories", "{user_id}"))
+            run_operation(record_templates(self._database.store, [_PROJECT_NAMESPACE]))
+        collection = Collection(self._database.store, ("memories", "{user_id}"))
         for saved in texts:
             if saved.project is not None:
                 place = ("projects", user, saved.project)
                 value = {**saved.metadata, "text": saved.text}
-                stored_item = self._file.store.get(place, saved.key, refresh_ttl=False)
+                stored_item = self._database.store.get(place, saved.key, refresh_ttl=False)
                 is_known = stored_item is not None and stored_item.value == value
                 if not is_known:
-                    self._file.store.put(place, saved.key, value)
+                    self._database.store.put(place, saved.key, value)
                 self._report.items += not is_known
                 self._report.known_items += is_known
             elif self._report.memories is None:
@@ -152,53 +156,55 @@ class ImportWriter:
     def _store_imported_text_as_memory(self, collection: Collection, saved_text: SavedText) -> None:
         from perdure.memory.gate import is_forgotten
 
-        adapter, namespace = StoreAdapter(self._file.store), collection.namespace
-        if run_operation(is_forgotten(adapter, namespace.fill(self._file.config), saved_text.text)):
+        adapter, namespace = StoreAdapter(self._database.store), collection.namespace
+        if run_operation(
+            is_forgotten(adapter, namespace.fill(self._database.config), saved_text.text)
+        ):
             self._report.forgotten += 1
             self._report.known_items += 1
             return
         provenance = Provenance(actor="import", trust="assistant")
         outcome = collection.insert(
-            saved_text.text, key=saved_text.key, provenance=provenance, config=self._file.config
+            saved_text.text, key=saved_text.key, provenance=provenance, config=self._database.config
         )
         is_new = outcome.change == "added"
         self._report.memories = (self._report.memories or 0) + is_new
-        self._report.by_user += Counter({self._file.user: int(is_new)})
+        self._report.by_user += Counter({self._database.user: int(is_new)})
         self._report.quarantined += outcome.change == "quarantined"
         self._report.known_items += not is_new
 
     def _store_conversation(
-        self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
+        self, thread_id: str, conversation: Conversation, advance: Callable[[int], None]
     ) -> None:
         # The metadata of an archived thread already contains the thread's user. Do not overwrite
         # that user. If no memories are to be extracted, store the user "", so that background
         # workers extract none either.
-        if not talk.is_archived:
-            user = talk.metadata.get("user_id", self._file.user)
-            talk.metadata["user_id"] = user if self._with_memories else ""
+        if not conversation.is_archived:
+            user = conversation.metadata.get("user_id", self._database.user)
+            conversation.metadata["user_id"] = user if self._with_memories else ""
         try:
             # Encode all messages before writing, so that an encoding error cannot leave the thread
             # partly stored.
-            for node in talk.nodes.values():
+            for node in conversation.nodes.values():
                 self._codec.encode(node.message, lambda: "a message")
-            thread = ThreadImport(self._file.saver, thread_id, talk)
-            new = thread.store_new_messages(advance)
+            thread_import = ThreadImport(self._database.saver, thread_id, conversation)
+            new = thread_import.store_new_messages(advance)
         except SerializationError as exc:  # A field of a message cannot be stored.
-            self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
+            self._report.skipped.append(Problem(f"cannot be stored: {exc}", conversation.id))
             return
         # Extract no memories from an archived thread, because the archive already contains its
         # memories.
-        if talk.is_archived:
-            if user := talk.metadata.get("user_id") or talk.metadata.get("owner"):
+        if conversation.is_archived:
+            if user := conversation.metadata.get("user_id") or conversation.metadata.get("owner"):
                 self._report.users[user] += 1
         else:
             self._extract_memories_of_thread(thread_id)
         self._report.conversations += 1
         self._report.messages += new
-        self._report.updated += thread.updated
-        self._report.outdated += thread.outdated
-        self._report.unchanged += not (new or thread.updated)
-        self._report.left_out += talk.left_out
+        self._report.updated += thread_import.updated
+        self._report.outdated += thread_import.outdated
+        self._report.unchanged += not (new or thread_import.updated)
+        self._report.left_out += conversation.left_out
 
     def import_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
         """Import threads and items from a LangGraph or perdure database.
@@ -219,7 +225,7 @@ class ImportWriter:
                 f"--as can only be used with databases of perdure, but {db!r} was written by "
                 "langgraph; remove --as"
             )
-        saver, limit = self._file.saver, source.max_value_bytes
+        saver, limit = self._database.saver, source.max_value_bytes
         with closing(open_import_source(db, Codec(saver.serde, saver.types), limit)) as tables:
             thread_report, threads, missing_tables = (
                 ImportReport(),
@@ -234,7 +240,7 @@ class ImportWriter:
                 except NotADatabase as exc:
                     missing_tables.append(exc)
                 try:
-                    items = self._file.store.import_from(db, max_value_bytes=limit)
+                    items = self._database.store.import_from(db, max_value_bytes=limit)
                     self._report.add_store_item_counts(items)
                 # A database without store tables may still contain thread tables.
                 except NotADatabase as exc:
@@ -255,33 +261,33 @@ class ImportWriter:
             if source.saver is not None:
                 try:
                     self._report.add_thread_counts(
-                        self._file.saver.import_from(source.saver, names=new_thread_ids_by_old)
+                        self._database.saver.import_from(source.saver, names=new_thread_ids_by_old)
                     )
                 except ImportFailed as exc:
                     # If some threads were refused, raise the error only after the store items have
                     # been imported.
                     refusal = exc
             if source.store is not None:
-                items = self._file.store.import_from(source.store, on_unsuitable="skip")
+                items = self._database.store.import_from(source.store, on_unsuitable="skip")
                 self._report.add_store_item_counts(items)
         if refusal is not None:
             raise refusal
 
     def _extract_memories_of_thread(self, thread_id: str) -> None:
-        """Extract memories from the thread's messages that have not been processed yet.
+        """Extract memories from the thread's unread messages.
 
         The memories belong to the user given by `user_id` in the metadata of the thread's head, or
         to the configured user if the metadata contains no `user_id`.
         """
         if not self._with_memories:
             return
-        head = self._file.saver.head(thread_id)
+        head = self._database.saver.head(thread_id)
         named_user = (
             read_label_values(head.metadata, ["user_id"]).get("user_id")
             if head is not None
             else None
         )
-        user = named_user or ("" if self._later else self._file.user)
+        user = named_user or ("" if self._later else self._database.user)
         self._report.users[user] += 1
         if self._extraction is None:
             return

@@ -22,10 +22,8 @@ from perdure.cli.conversation import (
 
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
-"""The regular expression matches HTML elements within the text of an answer.
-
-Open WebUI stores the thinking and the code of a model in these elements.
-"""
+"""Matches the HTML elements, within the text of an answer, in which Open WebUI stores the thinking
+and the code of a model."""
 _LIBRECHAT_ROOT: Final = (
     # Parent id of a conversation's first message in a LibreChat export.
     "00000000-0000-0000-0000-000000000000"

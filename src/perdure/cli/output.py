@@ -79,7 +79,7 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
     Args:
         value: The value. Data classes are printed as objects.
-        indent: The number of spaces for each level; None prints one line.
+        indent: The number of spaces for each level. If it is None, the JSON is printed on one line.
     """
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_make_json_serializable)
     # Escape the same characters as `escape_control_characters`, but as JSON escape sequences.
@@ -281,7 +281,7 @@ def print_json_or_table(
 
     Args:
         json_value: The list, as JSON prints it.
-        json: Print JSON.
+        json: Whether to print JSON.
         columns: The headings of the table.
         rows: The cells of the table.
         ids: The headings of columns that are never truncated; see `print_table`.
@@ -336,7 +336,7 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     The pager is used if the output has more lines than the terminal.
 
     Args:
-        pager: Use a pager; False prints the output without one.
+        pager: Whether a pager may be used.
     """
     terminal = get_console()
     if not terminal.is_terminal:
@@ -445,8 +445,8 @@ def format_time(time: datetime | None, *, exact: bool = False) -> str:
     """Format a time in UTC, in a form that `--as-of` accepts, such as `2026-01-31 08:30Z`.
 
     Args:
-        time: The time; None gives "".
-        exact: Include seconds and microseconds.
+        time: The time. If it is None, "" is returned.
+        exact: Whether to include seconds and microseconds.
     """
     if time is None:
         return ""

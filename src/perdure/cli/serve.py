@@ -202,7 +202,7 @@ def serve(
 
 
 class _ServerInputs(NamedTuple):
-    """The files and addresses passed as options to `perdure serve`.
+    """The files and addresses from the options of `perdure serve` and from the settings.
 
     Attributes:
         keys: The keys file, or None.
@@ -231,7 +231,7 @@ class _Server(NamedTuple):
     Attributes:
         settings: The settings, with the options of the command applied.
         inputs: Files and addresses that the options name.
-        metrics: Whether the server counts for Prometheus.
+        metrics: Whether the server records metrics for Prometheus.
         log: The format of the log.
         grace_s: Seconds that active runs may take to end after SIGTERM.
     """
@@ -396,8 +396,8 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Install a SIGTERM handler, and stop this process when its parent process dies.
 
     If the parent process is killed by SIGKILL, it cannot stop its child processes. For this case,
-    an OS thread in the child process waits until the parent process has exited, and then terminates
-    the child process with a signal.
+    an OS thread in the child process waits until the parent process has exited, and then sends
+    SIGTERM to the child process. If `sigterm_handler` is not the default handler, it sends SIGKILL.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()

@@ -1,7 +1,7 @@
 """Copy the tables of threads and items into another database, then compare the two databases.
 
 A copied row keeps its primary key. Rows are copied in primary key order, so that an interrupted
-copy can continue after the highest primary key in the target. Each row is decrypted with the
+copy can continue at the highest primary key in the target. Each row is decrypted with the
 source's encryption key and encrypted with the target's encryption key.
 """
 
@@ -614,7 +614,8 @@ class DatabaseCopy:
         Raises:
             ConfigurationError: The source is itself an incomplete copy, or the target is neither
                 empty nor an incomplete copy of the source.
-            ImportFailed: The target cannot store some names, or the databases differ afterwards.
+            ImportFailed: The target cannot store some names, the databases differ afterwards, or
+                data was erased from the source during the copy.
             CorruptRecord: A row of the source is damaged.
         """
         self._mark_target_as_incomplete_copy()

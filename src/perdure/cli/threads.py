@@ -202,11 +202,11 @@ def _print_search_results(
 def _find_matching_heads(
     database: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
 ) -> list[ThreadHead]:
-    """Return the heads of the most recent threads that meet all conditions.
+    """Return the heads of the most recently changed threads that meet all conditions.
 
     Args:
         database: The database of the command.
-        text: A lower-case text that the title or the id contains; "" means any title and id.
+        text: A casefolded text that the title or the id contains. "" means any title and id.
         user: The person of the threads, or None for all persons.
         status: The status of the threads, or None for any status.
         limit: The maximum number of heads.

@@ -42,6 +42,8 @@ run must not continue."""
 # Name of the channel under which a run stores its `_InterruptAnswerAndUpdateCounts`. No graph has a
 # channel with this name.
 _START_CHANNEL: Final = "__run_start"
+# Task path of the pending writes that this module stores. Its suffix excludes these writes from the
+# status of the thread.
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 # Channels whose pending writes are not updates of a `Command`
 _SPECIAL_CHANNELS: Final = frozenset(

@@ -220,6 +220,8 @@ class DatabaseRuns:
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
                 await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
+        # Other processes may be executing runs of threads that clients read from this process. Add
+        # the events that those processes have stored.
         feeds = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in feeds.keys() - executing_here:
@@ -244,7 +246,10 @@ class DatabaseRuns:
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
 
     def _start_due_crons_and_webhooks(self) -> None:
-        """Start crons and webhooks in a separate task, because auth handlers may be slow."""
+        """Start crons and webhooks in a separate task, because auth handlers may be slow.
+
+        Do nothing if the previous task has not ended yet.
+        """
         if self.due_work.done():
             if exc := self.due_work.exception():
                 _LOGGER.warning("crons and webhooks could not be started (%s)", type(exc).__name__)

@@ -146,7 +146,7 @@ class CommandFields(WithoutNulls):
 
 
 class CheckpointRef(BaseModel):
-    """A reference to the checkpoint from which a run continues."""
+    """A reference to a checkpoint, such as the one from which a run continues."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None
@@ -224,7 +224,7 @@ class RunRequest(WithoutNulls):
         """Drop `command` if it is empty. If it is not empty, drop `input`.
 
         Some clients send an `input` together with a `command` that answers an interrupt. This
-        `input` only repeats the thread's transcript or is an empty object, so it must be ignored.
+        `input` only repeats the thread's messages or is an empty object, so it must be ignored.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None

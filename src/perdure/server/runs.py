@@ -46,10 +46,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Scheduler(Protocol):
-    """The interface of a scheduler, which starts runs when they are due."""
+    """The interface of a scheduler, which starts the runs of crons when the crons are due."""
 
     async def start_due_runs(self, runs: DatabaseRuns) -> None:
-        """Start all due runs of a tenant."""
+        """Start the runs of all due crons of a tenant."""
 
 
 class Runs:
@@ -107,6 +107,8 @@ class Runs:
 
     async def open_tenant_databases(self, tenants: Collection[str | None]) -> None:
         """Open the databases of the given tenants, and take over the runs of servers that died.
+
+        If a database cannot be opened, the error is only logged.
 
         Raises:
             ConfigurationError: A database does not support locks, because it is behind a connection
@@ -249,7 +251,7 @@ class Runs:
                 permitted to read.
             seq_range: The first and the last `seq` of the runs whose events are read.
             is_new: Whether the request has just started the run of the log. The number of erasures
-                is then known from the start of the run.
+                is then known from the start of the run, and is not read again at once.
 
         Raises:
             LookupError: See `StoredEvents.iter_events_after`; or messages were erased after the
@@ -285,17 +287,17 @@ class Runs:
 
         Args:
             runs: The runs of the database.
-            log: The events.
+            log: The log of the run or of the thread.
             thread_key: The key of the thread.
-            min_check_time: The earliest time, by `time.monotonic`, at which the number of erasures
-                may have been read.
+            min_check_time: If the number of erasures was last read before this time, by
+                `time.monotonic`, it is read again.
 
         Returns:
             The time at which the number of erasures was read, by `time.monotonic`.
 
         Raises:
-            LookupError: Messages were erased after the events were emitted, or a run that loaded
-                the messages before is still in progress.
+            LookupError: Messages were erased after the events were emitted, or a run that started
+                before the erasure is still in progress.
         """
         erasure_count, read_at = (
             await runs.erasures.read_erasure_count(thread_key, min_check_time),
@@ -621,7 +623,7 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop all runs so that another server process can take them over."""
+        """Stop all runs, so that another server process can take them over, and all other tasks."""
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():

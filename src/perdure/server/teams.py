@@ -45,7 +45,7 @@ def find_teams_of_user(access: Access, user: str, tenant: str | None) -> frozens
     """Return the current teams of a user.
 
     Args:
-        access: The rules of the server.
+        access: The authentication and authorization of the server.
         user: The id of the user.
         tenant: The tenant of the user, or None.
 
@@ -138,7 +138,7 @@ class RunTeams:
             without authentication, the config of a run names the teams.
 
     Args:
-        access: The rules of the server.
+        access: The authentication and authorization of the server.
     """
 
     def __init__(self, access: Access) -> None:

@@ -61,11 +61,11 @@ measured, too."""
 
 
 class Telemetry:
-    """Records metrics and traces of a server's requests and database operations.
+    """Records metrics and spans of a server's requests, runs and database operations.
 
     Args:
         metrics: Whether Prometheus may read the metrics at /metrics.
-        tracer: The OpenTelemetry tracer; None records no spans.
+        tracer: The OpenTelemetry tracer. If it is None, no spans are recorded.
     """
 
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
@@ -148,12 +148,15 @@ class Telemetry:
 
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
-        """Measure the duration of an async operation, including the time while it is suspended."""
+        """Record an async operation's span, duration and error class.
+
+        The duration includes the time while the operation is suspended.
+        """
         with self._measure_operation(part, operation):
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Return a context manager that measures how long a graph runs."""
+        """Return a context manager that records the execution of a graph in its `with` block."""
         return self._measure_operation("graph", "run")
 
     @contextmanager

@@ -101,10 +101,9 @@ class ThreadFrames:
         """Find the position at which a reader continues.
 
         Returns:
-            A run's `seq` and an event number, or None instead of the number. The reader continues
-            with the first run whose sequence number is greater than `seq`. The event number is that
-            of the last event of this run that the reader has received. It is None if the reader has
-            received no event of this run.
+            A sequence number and an event number. The reader continues with the first run whose
+            `seq` is greater than the sequence number. The event number is that of the last event of
+            this run that the reader has received, or None if the reader has received none of them.
         """
         if match := _EVENT_ID.fullmatch(last_event_id):
             seq, number = match.groups()

@@ -70,7 +70,7 @@ _DELETE_WAIT_S: Final = 5
 
 
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Validate and return the metadata that a client sets for a thread.
+    """Validate and return the metadata that a client sets for a thread, a run or another object.
 
     The size of the metadata is limited, because the metadata is read whenever threads are listed.
 
@@ -356,7 +356,7 @@ class Threads:
         target: str | None = None,
         checkpoint_id: str | None = None,
     ) -> Thread:
-        """Copy a thread. The caller must be allowed to read it.
+        """Copy a thread. This method does not check whether the caller has access to the original.
 
         The new thread contains copies of the original thread's checkpoints. The copy has the
         original thread's metadata, updated with `metadata`.
@@ -496,7 +496,7 @@ class Threads:
         search text. Conditions that cannot be expressed in SQL are evaluated in Python on the
         decrypted rows of all threads, without blocking the event loop. A search that is sorted by
         status runs one SELECT per status, because the status of some threads depends on their
-        latest checkpoints.
+        heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
