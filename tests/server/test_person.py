@@ -255,7 +255,7 @@ def answer_on_the_page(desk: Desk, user: str, thread_id: str) -> None:
     wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
 
 
-def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
+def send_respond_command(desk: Desk, user: str, thread_id: str) -> None:
     client = desk.client(user)
     [[question]] = client.threads.get(thread_id)["interrupts"].values()
     params = {"namespace": [], "interrupt_id": question["id"], "response": "yes"}
@@ -263,7 +263,11 @@ def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
     sent = {"id": 1, "method": "input.respond", "params": params}
     replied = desk.post(user, f"/threads/{thread_id}/commands", json=sent)
     assert replied.json()["type"] == "success", replied.text
-    wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
+
+
+def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
+    send_respond_command(desk, user, thread_id)
+    wait_until(lambda: desk.client(user).threads.get(thread_id)["status"] == "idle")
 
 
 AnswerMethod = Callable[[Desk, str, str], None]
@@ -505,11 +509,12 @@ def run_cron_on_thread(
     return thread_id, before
 
 
-@pytest.mark.parametrize("sends_message", [False, True])
+@pytest.mark.parametrize("sent", ["answer", "respond command", "message"])
 def test_run_keeps_its_person_when_another_server_takes_over(
-    db: Settings, tmp_path: Path, model: Model, sends_message: bool
+    db: Settings, tmp_path: Path, model: Model, sent: str
 ) -> None:
     """A colleague sent the answer or the message with which the run started."""
+    sends_message = sent == "message"
     access, held = AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), threading.Event()
     with ExitStack() as stack:
         first = stack.enter_context(serve_desk(db, access, model))
@@ -520,7 +525,11 @@ def test_run_keeps_its_person_when_another_server_takes_over(
         model.hold(held)
         client = first.client("tom")
         what: Any = {"input": FOLLOW_UP} if sends_message else {"command": YES_COMMAND}
-        run = client.runs.create(thread_id, "desk", **what)
+        if sent == "respond command":
+            send_respond_command(first, "tom", thread_id)
+            run = client.runs.list(thread_id)[0]
+        else:
+            run = client.runs.create(thread_id, "desk", **what)
         wait_until(lambda: len(model.requests) > before)
     held.set()
     app = create_app(db, graphs=Graphs({"desk": build_agent(model)}), access=access)
