@@ -193,7 +193,10 @@ def find_phone_numbers(text: str, region: str | None = None) -> Iterator[Finding
 
 
 def phone_numbers(region: str) -> Detector:
-    """Return a detector that also finds numbers in the national format of a region, such as "US".
+    """Return a detector for telephone numbers.
+
+    In addition to numbers with a country code, the detector finds numbers in the national format of
+    a region, such as "US".
 
     Raises:
         MissingDependency: The extra `privacy` is not installed.

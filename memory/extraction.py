@@ -529,6 +529,8 @@ def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
     Old messages are skipped, so that the cost of a turn does not grow with the length of the
     thread.
     """
+    # If the watermark lists every message that was read, the messages before the first listed one
+    # may be unread; see `Watermark.find_unread`. A message without an id cannot be found in it.
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
     read_ids = watermark.recently_read_message_ids

@@ -72,7 +72,10 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def render_section(section_name: str, entries: Sequence[str]) -> str:
-    """Render a named section: a heading that describes the content, followed by the entries."""
+    """Render a named section: a heading that describes the content, followed by the entries.
+
+    The entries must be escaped already, for example by `to_prompt_json`.
+    """
     return "\n".join(
         [f"<{section_name}>", _SECTION_HEADINGS[section_name], *entries, f"</{section_name}>"]
     )

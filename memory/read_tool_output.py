@@ -150,23 +150,19 @@ async def _find_tool_result(
 ) -> ToolMessage | None:
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
-    The thread's history is searched if the run's state does not contain the original result. The
-    run's state may contain a shortened version of the result, with the middle cut out. The
-    shortened version is returned only if the history does not contain the original result. A
-    placeholder that replaced a cleared result is never returned.
+    The thread's history is searched if the run's state does not contain the original result. If the
+    history does not contain the original result either, a shortened version of the result from the
+    state is returned, of which the middle was cut out. A placeholder that replaced a cleared result
+    is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:
-        history = _ThreadHistory(saver, str(thread_id), channel, call_id)
-        original = await history.find_tool_output_in_namespaces_of_running_graphs(
-            config["configurable"]
-        )
+        search = _ResultSearch(saver, str(thread_id), channel, call_id)
+        original = await search.find_result_in_namespaces_of_running_graphs(config["configurable"])
         if original is None and in_state:
-            original = await history.find_tool_output_in_unsearched_namespaces(
-                {m.id for m in in_state}
-            )
+            original = await search.find_result_in_unsearched_namespaces({m.id for m in in_state})
     if original is not None:
         return original
     return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
@@ -177,7 +173,7 @@ def _is_result(message: Any, call_id: str) -> TypeGuard[ToolMessage]:
 
 
 @dataclass(slots=True)
-class _ThreadHistory:
+class _ResultSearch:
     """Searches the history of one thread for the original result of one tool call."""
 
     saver: Any
@@ -187,7 +183,7 @@ class _ThreadHistory:
     # Checkpoint namespaces that have already been searched.
     searched: set[str] = field(default_factory=set)
 
-    async def find_tool_output_in_namespaces_of_running_graphs(
+    async def find_result_in_namespaces_of_running_graphs(
         self, configurable: Mapping[str, Any]
     ) -> ToolMessage | None:
         """Search the namespace of the graph that runs the tool, then those of the parent graphs."""
@@ -197,14 +193,12 @@ class _ThreadHistory:
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
         }
         for namespace in sorted(checkpoints, key=len, reverse=True):
-            result = await self._find_tool_output_in_namespace(
-                namespace, checkpoints[namespace], None
-            )
+            result = await self._find_result_in_namespace(namespace, checkpoints[namespace], None)
             if result is not None:
                 return result
         return None
 
-    async def find_tool_output_in_unsearched_namespaces(
+    async def find_result_in_unsearched_namespaces(
         self, message_ids: Set[str | None]
     ) -> ToolMessage | None:
         """Search the thread's other checkpoint namespaces for the tool result by its message id."""
@@ -213,12 +207,12 @@ class _ThreadHistory:
         except UnknownThread:
             return None
         for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
-            result = await self._find_tool_output_in_namespace(namespace, None, message_ids)
+            result = await self._find_result_in_namespace(namespace, None, message_ids)
             if result is not None:
                 return result
         return None
 
-    async def _find_tool_output_in_namespace(
+    async def _find_result_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
         """Return the tool call's result from one checkpoint namespace, or None if it is not found.
@@ -229,20 +223,20 @@ class _ThreadHistory:
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
             try:
-                return await self._find_newest_unshortened_output(namespace, end_id, message_ids)
+                return await self._find_newest_unshortened_result(namespace, end_id, message_ids)
             except UnknownCheckpoint:
                 continue
             except UnknownThread:
                 return None
         return None
 
-    async def _find_newest_unshortened_output(
+    async def _find_newest_unshortened_result(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
         """Search the history up to a checkpoint for the newest complete result of the tool call.
 
-        If neither the checkpoint nor its ancestors contain a complete result of the tool call, the
-        newest complete result on another branch is returned.
+        With `checkpoint_id=None`, the history up to the head is searched. If it contains no
+        complete result, the newest complete result on a branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None

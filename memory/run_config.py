@@ -78,7 +78,7 @@ def read_values_of_run_context_or_config(
 
 
 def read_run_user(config: RunnableConfig | None) -> str | None:
-    """Return the `user_id` of a run, or None if the run has none."""
+    """Return the `user_id` of a run, or None if the run has none or an invalid one."""
     config = ensure_config(config)
     user_id = {**config["configurable"], **find_run_context_values(config, ("user_id",))}.get(
         "user_id"
