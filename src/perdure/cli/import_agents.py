@@ -111,6 +111,7 @@ class SessionsReader:
         return self._sessions.setdefault(session_id, _Session(session_id))
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
+        """Add a line of a Claude Code file to its session."""
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
         # The session whose title a summary line contains is not necessarily the session to which
         # the file's other lines belong.
@@ -143,6 +144,7 @@ class SessionsReader:
             )
 
     def _add_codex_line(self, kind: str, payload: Mapping[str, Any], time: Any) -> None:
+        """Add a line of a Codex file, given its type, its content and its timestamp."""
         if kind == "session_meta":
             if self._codex is None or get_by_path(payload, str, "id"):
                 self._codex = self._get_or_create_session(payload.get("id"))
@@ -194,9 +196,11 @@ class _Session:
         self.problems: list[tuple[str, str]] = []
 
     def count_left_out(self, kind: str) -> None:
+        """Count a skipped part; see `Conversation.left_out`."""
         self._left_out.append(kind)
 
     def build_conversation(self) -> Conversation:
+        """Build the conversation. A message whose parent is not in the file becomes a root."""
         metadata = {"title": self.title, "model": self.model}
         conversation = build_conversation_without_messages(
             self.id, metadata, {name: name for name in metadata}
@@ -225,6 +229,7 @@ def _is_old_codex_header(line: Mapping[str, Any]) -> bool:
 
 
 def _get_parent_id(line: Mapping[str, Any]) -> str | None:
+    """Return the id of the line that a Claude Code line follows, or None."""
     parent_id = line.get("parentUuid") or line.get("logicalParentUuid")
     return replace_surrogates(parent_id) if isinstance(parent_id, str) else None
 

@@ -465,6 +465,7 @@ def _replace_citation_marks_by_sources(text: str, meta: Mapping[str, Any]) -> st
 
 
 def _format_source_title_and_url(source: Any) -> str:
+    """Return the title and the URL of a source in parentheses, or "" if it has neither."""
     parts = ", ".join(
         filter(None, (get_by_path(source, str, "title"), get_by_path(source, str, "url")))
     )

@@ -176,11 +176,16 @@ class ThreadNames:
         return ids
 
     def _get_stored_thread(self, id: str) -> _StoredThread | None:
+        """Return the stored thread with a candidate id, or None if there is none."""
         if id not in self._stored:
             self._stored[id] = self._load_stored_thread(self._prefix + id)
         return self._stored[id]
 
     def _load_stored_thread(self, thread_id: str) -> _StoredThread | None:
+        """Read the ids and signatures of a thread's messages from the database.
+
+        Return None if the thread does not exist.
+        """
         if self._saver.head(thread_id) is None:
             return None
         items = self._saver.history(thread_id, missing_ok=True)

@@ -154,6 +154,7 @@ class ImportWriter:
                 self._store_imported_text_as_memory(collection, saved)
 
     def _store_imported_text_as_memory(self, collection: Collection, saved_text: SavedText) -> None:
+        """Store a text as a memory, unless there is a tombstone for the text, and count it."""
         from perdure.memory.gate import is_forgotten
 
         adapter, namespace = StoreAdapter(self._database.store), collection.namespace
@@ -176,6 +177,10 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, conversation: Conversation, advance: Callable[[int], None]
     ) -> None:
+        """Store a conversation as a thread, extract memories from it, and count it.
+
+        If a message cannot be encoded, skip the conversation and report a problem.
+        """
         # The metadata of an archived thread already contains the thread's user. Do not overwrite
         # that user. If no memories are to be extracted, store the user "", so that background
         # workers extract none either.
@@ -256,6 +261,11 @@ class ImportWriter:
     def _import_threads_and_items(
         self, source: Source, new_thread_ids_by_old: dict[str, str]
     ) -> None:
+        """Import the threads and the store items of a perdure database.
+
+        Raises:
+            ImportFailed: Some threads were refused. The store items have been imported.
+        """
         refusal = None
         with show_status(f"importing {source.path}"):
             if source.saver is not None:
@@ -589,6 +599,7 @@ class ThreadImport:
         self._record_checkpoint_of_message_and_ancestors(end, new["id"], new["id"])
 
     def _read_checkpoint(self, checkpoint_id: str) -> CheckpointTuple:
+        """Read a checkpoint of the thread from the database."""
         configurable = {**self._thread, "checkpoint_id": checkpoint_id}
         stored = self._saver.get_tuple({"configurable": configurable})
         assert stored is not None

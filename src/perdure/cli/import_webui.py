@@ -73,6 +73,13 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
 def _convert_open_webui_message(
     message_id: str, message: Any, conversation: Conversation
 ) -> list[BaseMessage]:
+    """Convert a message of Open WebUI. Return an empty list if nothing of it is imported.
+
+    Skipped parts are counted in the conversation's `left_out`.
+
+    Raises:
+        MalformedPart: The role is unknown, or the content is not text.
+    """
     role = _check_role(
         get_by_path(message, dict).get("role") if isinstance(message, dict) else None
     )
@@ -161,6 +168,14 @@ def _iter_nested_messages_with_parent_ids(
 def _convert_librechat_message(
     message_id: str, message: Any, conversation: Conversation
 ) -> list[BaseMessage]:
+    """Convert a message of LibreChat. Return an empty list if nothing of it is imported.
+
+    Skipped parts are counted in the conversation's `left_out`, and malformed parts are added to its
+    `problems`.
+
+    Raises:
+        MalformedPart: The message is not an object, or its sender is missing.
+    """
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     is_user = message.get("isCreatedByUser")
@@ -197,6 +212,7 @@ def _convert_librechat_message(
 
 
 def _check_role(role: Any) -> str:
+    """Return a message's role, or raise MalformedPart if the role is unknown."""
     if role not in _ROLES:
         raise MalformedPart(f"unknown role {shorten_line(str(role), 40)!r}")
     return str(role)

@@ -440,6 +440,7 @@ class ThreadTables(Tables):
         return statements
 
     def _build_tags(self, body: bytes) -> list[int]:
+        """Compute the target's tags for a checkpoint, given its decrypted body."""
         return compute_metadata_index_tags(
             self.reader.seal, self.reader.codec.decode(unpack(body)[0][1])
         )
@@ -455,6 +456,7 @@ _COMMON: Final = "id, namespace_key, key, version, created_at, valid_from"
 
 
 def _item_associated_data(path: bytes, key: str, version: int) -> list[AssociatedData]:
+    """Return the associated data of the columns `value` and `provenance` of a store item."""
     return [(name, path.decode(), key, version) for name in ("value", "provenance")]
 
 

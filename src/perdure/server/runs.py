@@ -623,7 +623,7 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop all runs, so that another server process can take them over, and all other tasks."""
+        """Stop all runs and background tasks, so that other servers can take over the runs."""
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():

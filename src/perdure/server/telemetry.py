@@ -1,8 +1,8 @@
 """Record metrics for Prometheus and spans for OpenTelemetry.
 
 Metrics and spans are off unless they are configured. The labels of metrics and the attributes of
-spans contain only the names of routes, components and operations, HTTP methods and statuses, and
-the classes of errors. They never contain stored content, ids or the names of users.
+spans contain the names of routes, components, operations and statistics, HTTP methods and statuses,
+and the classes of errors. They never contain stored content, ids or the names of users.
 """
 
 from __future__ import annotations
