@@ -132,7 +132,7 @@ class MergePlanner:
 
         The pruned parent is the checkpoint that the run last read or stored before the new
         checkpoint. The current head was stored after the pruned parent, by a state update or by a
-        later run.
+        later run. If a later checkpoint of a run cannot be merged, the head stays as it is.
 
         Args:
             put: The request to store the new checkpoint.
@@ -165,7 +165,8 @@ class MergePlanner:
         """Plan how to merge a new checkpoint whose parent is a head that contains merged channels.
 
         A merged channel is one whose value was copied to the head from another checkpoint. The run
-        might not have read the copied value yet.
+        might not have read the copied value yet. If the run has written to such a channel without
+        having read the copied value, the put is not merged, and does not become the head.
 
         Args:
             put: The request to store the new checkpoint.
@@ -197,7 +198,10 @@ class MergePlanner:
     def _plan_merge_of_run_checkpoint(
         self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
-        """Plan how to merge a run's new checkpoint with a state update that has become the head."""
+        """Plan how to merge a run's new checkpoint with a state update that has become the head.
+
+        Return None if both have written to the same channel.
+        """
         unread = {
             c
             for c in self._list_merged_channels_unread_by_run(base_checkpoint)
@@ -226,7 +230,11 @@ class MergePlanner:
     def _plan_merge_of_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
-        """Plan how to merge a state update with a run that continued from the same checkpoint."""
+        """Plan how to merge a state update with a run that continued from the same checkpoint.
+
+        Return None if both have written to the same channel, or if the update writes to a
+        `DeltaChannel` whose value the head stores.
+        """
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -237,9 +245,8 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # Do not merge if the state update writes to a `DeltaChannel` whose value is stored in
-            # the head. LangGraph would load that value and ignore the update's pending writes,
-            # because they belong to an older checkpoint.
+            # LangGraph would load the stored value of the `DeltaChannel` and ignore the update's
+            # pending writes, because they belong to an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.decode_superstep_number(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -257,22 +264,25 @@ class MergePlanner:
         """Plan a merge that copies channels from the head.
 
         Returns:
-            The merge, or None if no new versions can be assigned to the channels.
+            The merge, or None if no new versions can be assigned to the channels, because the
+            existing versions are of different kinds or of a kind without epochs.
         """
         own_epoch = find_max_merge_epoch_of_versions(put.checkpoint["channel_versions"].values())
-        last = find_max_merge_epoch_of_versions(
+        last_epoch = find_max_merge_epoch_of_versions(
             [*put.checkpoint["channel_versions"].values(), *current_head.channel_versions.values()]
         )
-        if own_epoch is None or last is None:
+        if own_epoch is None or last_epoch is None:
             return None
         versions = {}
         for channel in channels:
             version = current_head.channel_versions[channel]
+            # A version of an epoch that the run has not reached is already higher than all versions
+            # that the run can assign, so it does not have to be replaced.
             is_newer = (extract_merge_epoch_from_version_bits(version) or 0) > own_epoch
             versions[channel] = (
                 version
                 if is_newer
-                else build_lowest_channel_version_of_merge_epoch(version, last + 1)
+                else build_lowest_channel_version_of_merge_epoch(version, last_epoch + 1)
             )
         if versions:
             self._set_metadata_value_of_put(put, MERGED, sorted(versions))
@@ -337,10 +347,10 @@ class MergePlanner:
             return False
         if requires_stopped_task and not (yield from self._has_failed_or_interrupted_task(run)):
             return False
-        last = find_max_merge_epoch_of_versions(
+        last_epoch = find_max_merge_epoch_of_versions(
             [*run.channel_versions.values(), *current.channel_versions.values()]
         )
-        if last is None:
+        if last_epoch is None:
             return False
         written = [c for c in _find_channels_written_since(current, run) if c in current.references]
         merged, parent = {*written, *self._list_merged_channels_unread_by_run(run)}, run.parent_id
@@ -348,7 +358,7 @@ class MergePlanner:
             current,
             {
                 c: build_lowest_channel_version_of_merge_epoch(
-                    current.channel_versions[c], last + 1
+                    current.channel_versions[c], last_epoch + 1
                 )
                 for c in written
             },

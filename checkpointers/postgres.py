@@ -42,7 +42,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
             such as PgBouncer with `pool_mode = transaction`.
         direct: The DSN of the server itself, or a function that returns this DSN. It is used for
             locks, which need a separate connection. None means `dsn`, or the parameters of the
-            pool, unless `pooled` is set.
+            pool. If `pooled` is set and `direct` is None, `lock` raises ConfigurationError.
         pool_size: The maximum number of connections of this process. It has no effect on a pool of
             the caller, which has its own size.
         timeout_s: How long to wait for a connection, in seconds.

@@ -504,7 +504,10 @@ def decrypt_client_metadata(
 
 
 class LiveRun(NamedTuple):
-    """A run that is running, pending or delayed on the server.
+    """The ids, the owner and the state of a run, which are stored unencrypted.
+
+    Lists of live runs contain a `LiveRun` for each run. The `LiveRun` in a `RunRow` can also be
+    that of a run that has ended.
 
     Attributes:
         thread_id: The thread.
@@ -558,11 +561,11 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
         CorruptRecord: The row is damaged or was tampered with.
     """
     live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
-    about, error, request = [
+    details, error, request = [
         None if data is None else json.loads(seal.unseal(data, associated_data))
         for data, associated_data in zip(sealed, _build_run_associated_data(live), strict=True)
     ]
-    return RunRow(live, created_at, updated_at, about, error, request, not_before)
+    return RunRow(live, created_at, updated_at, details, error, request, not_before)
 
 
 def encrypt_run_details_error_and_request(
@@ -587,7 +590,7 @@ def encrypt_events(
 def decrypt_batch_of_events(
     seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
-    """Decrypt a batch of events. Each event is returned as a pair `(event, encoded_data)`.
+    """Decrypt a batch of events. Each event is returned as a pair of its kind and encoded bytes.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.

@@ -383,6 +383,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             labels = find_labels_in_run_context(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
         continues_chosen_checkpoint = self._read_by_id.pop(address, False)
+        # A caller that passes a `Continuation` continues the value of this parent on purpose.
         values = checkpoint["channel_values"].values()
         continues_chosen_checkpoint = continues_chosen_checkpoint or any(
             type(value) is Continuation for value in values

@@ -545,7 +545,9 @@ class ThreadReader:
             thread_id, checkpoints, items, size, created, updated, names, active, message_count
         )
 
-    def find_thread_if_idle_since(self, thread_id: str, since: datetime) -> Flow[ThreadInfo | None]:
+    def find_thread_if_idle_since(
+        self, thread_id: str, before: datetime
+    ) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before the given time, otherwise None.
 
         A thread that has an unfinished run, or a cron that will run again, does not count as idle.
@@ -553,7 +555,7 @@ class ThreadReader:
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
         info = (yield from self._build_thread_info(rows[0])) if rows and not planned_runs else None
-        return info if info is not None and info.active_at < since else None
+        return info if info is not None and info.active_at < before else None
 
     # -- checkpoints
 
