@@ -108,7 +108,9 @@ MemoryInput = str | Mapping[str, Any] | BaseModel
 """A memory's text, or its text and fields as a dict or as an instance of the schema."""
 ReplacementKind = Literal["updated", "superseded"]
 TEXT: Final = "text"
-NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
+NO_TOMBSTONE_REASON: Final = (
+    "the store has no room for a tombstone, so the memory may be extracted again"
+)
 # length of a generated key, in characters; keys are short because models have to copy them
 _KEY_LENGTH: Final = 9
 # alphabet for generated keys, without letters and digits that look alike

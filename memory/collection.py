@@ -476,7 +476,7 @@ async def _forget(
         everything: Whether to erase everything about the user.
         store: See `Collection`.
         namespace: See `Collection`. With `everything=True` and another namespace than the default,
-            only this namespace is erased, and the options below are ignored.
+            only this namespace is erased, and the options below cannot be used.
         namespaces: Further templates with the label `"{user_id}"`, such as `("notes",
             "{user_id}")`.
         conversations: Ids of the user's conversations in `chat_memory`. The conversation with the
@@ -485,6 +485,10 @@ async def _forget(
         hand_over: Whether the memories that the user wrote for teams are kept without the name of
             the user. If False, these memories are erased. Only with `everything=True`.
         config: See `Collection`.
+
+    Raises:
+        ConfigurationError: The options contradict each other. Nothing is erased.
+        UnknownMemory: The namespace neither has nor had a memory with the key.
     """
     expected = type(None) if everything else (str, int)
     check_instance("key", key, expected, "a memory's key, or None with everything=True")
@@ -497,6 +501,12 @@ async def _forget(
             )
         return await collection._forget(key, config=config)
     if collection.namespace.labels != _USER_NAMESPACE:
+        if namespaces or conversations or dry_run or hand_over:
+            raise ConfigurationError(
+                "the options namespaces, conversations, dry_run and hand_over apply to everything "
+                f"about a user, but namespace is {collection.namespace.labels!r}; remove namespace "
+                "or the options"
+            )
         return await collection._forget_all(config=config)
     adapter, (_, user) = collection._get_adapter_and_namespace(config)
     return await forget_person(
@@ -843,7 +853,7 @@ async def _get_stored_quarantine_entry(
     memory = await adapter.get(namespace, key)
     if memory is None:
         raise UnknownMemory(
-            f"there is no entry {key!r:.80} in {namespace!r}; list() returns all entries"
+            f"there is no entry {key!r:.80} in {namespace!r}; Quarantine.list() returns all entries"
         )
     return memory
 

@@ -499,7 +499,10 @@ def _explain_why_text_is_outdated(
         if (said_at is None or said_at < previous.until) and is_text_stating_same_fact(
             previous.text, text
         ):
-            return f"the text was {previous.change} on {previous.until.date()}, and said before"
+            return (
+                f"the same text was {previous.change} on {previous.until.date()}, and this "
+                "statement is older"
+            )
     return ""
 
 

@@ -511,6 +511,8 @@ def _find_length_fault(previous_text: str, rewritten_text: str) -> str | None:
     if length < _MIN_RATIO * len(previous_text):
         return f"they have {length} characters, less than 40 % of the current {len(previous_text)}"
     if length > maximum:
-        expected = f"at most {maximum} allowed"
-        return f"they have {length} characters instead of {len(previous_text)}; {expected}"
+        return (
+            f"they have {length} characters; at most {maximum} are allowed, because the current "
+            f"instructions have {len(previous_text)}"
+        )
     return None

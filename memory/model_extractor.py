@@ -280,7 +280,7 @@ def _get_messages_by_number(
 
 def _build_refused_outcome(reason: str, key: str | None = None) -> Outcome:
     """Build the outcome for a refused operation in a model's answer."""
-    return Outcome("refused", key, f"the operation {reason}", "model")
+    return Outcome("refused", key, reason, "model")
 
 
 async def plan_profile_patch(
@@ -369,10 +369,12 @@ def build_function_that_plans_new_instruction_lines(
         line = " ".join(make_storable(wish.text).split())
         user_messages = _get_messages_by_number(wish.messages, batch, "user")
         if not user_messages:
-            refused.append(_build_refused_outcome("adds an instruction that no user asked for"))
+            refused.append(
+                _build_refused_outcome("the operation adds an instruction that no user asked for")
+            )
         elif not 0 < len(line) <= _WISH_CHARS:
             fault = f"with {len(line)} characters; expected 1 to {_WISH_CHARS} characters"
-            refused.append(_build_refused_outcome(f"adds an instruction {fault}"))
+            refused.append(_build_refused_outcome(f"the operation adds an instruction {fault}"))
         else:
             # The model reported that a user asked for the rule, so mark the candidate as explicitly
             # requested.
@@ -395,7 +397,9 @@ def build_function_that_plans_new_instruction_lines(
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
-                outcomes.append(_build_refused_outcome("would make the instructions too long"))
+                outcomes.append(
+                    _build_refused_outcome("the operation would make the instructions too long")
+                )
             else:
                 text, source = f"{text}\n- {line}", wish.provenance
                 outcomes.append(Outcome("updated", handle.key))

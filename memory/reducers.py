@@ -202,7 +202,7 @@ def _select_messages_in_kept_range(
             call = call_positions[message.tool_call_id]
             if (start <= call < stop) != (start <= index < stop):
                 raise InvalidUpdate(
-                    f"keeping messages {start} to {stop} would separate tool call "
+                    f"keeping messages {start} to {stop - 1} would separate tool call "
                     f"{message.tool_call_id!r} (message {call}) from its result (message {index}); "
                     "keep both or neither"
                 )

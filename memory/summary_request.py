@@ -127,10 +127,11 @@ class SummaryRequest:
                     // 2
                 )
                 if not is_context_overflow_error(exc.__cause__):
-                    raise errors.SummaryFailed(f"{exc}, and nothing was removed") from exc.__cause__
+                    raise errors.SummaryFailed(f"{exc}; no message was removed") from exc.__cause__
                 if room < _MIN_ROOM:
                     fault = (
-                        f"the request cannot be made short enough: {exc}, and nothing was removed"
+                        "the conversation cannot be shortened enough for the model's context "
+                        f"window: {exc}; no message was removed"
                     )
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous

@@ -427,8 +427,9 @@ def _load_token_counting_function(encoding_name: str) -> Callable[[str], int] | 
             bpe: Any = import_module("bpe_openai")
         except ImportError:
             logging.getLogger("perdure").warning(
-                "tokens are estimated, not counted: the encoding %s is not installed. Expected "
-                "`pip install '.[tokens]'` in a checkout, or token_counter('approximate')",
+                "tokens are estimated, because the encoding %s is not installed; run "
+                "`pip install '.[tokens]'` in a checkout, or pass token_counter('approximate') to "
+                "estimate them without this warning",
                 encoding_name,
             )
             return None

@@ -166,7 +166,7 @@ class UpdateProfile(Learner):
                 return ProfileUpdate(tuple(plan.outcomes), usage)
         raise VersionConflict(
             f"the profile was not updated in {_MAX_ATTEMPTS} attempts, because other runs changed "
-            "it during each attempt; retry later"
+            "it, or messages were erased, during each attempt; retry later"
         )
 
 

@@ -91,8 +91,8 @@ def forget(
     )
     if has_no_criterion and not threads:
         raise ConfigurationError(
-            "forget() has no criterion; pass a prefix (() for everything), filter=, "
-            "provenance=, query= or threads="
+            "forget() has no criterion; pass prefix=, filter=, provenance=, query= or threads= "
+            "(prefix=() selects everything)"
         )
     if threads and checkpointer is None:
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")

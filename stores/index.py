@@ -738,7 +738,9 @@ def decode_index_or_none_if_outdated(
         )
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         namespace = decode_namespace_path(path)
-        _LOG.warning("the search index of %r is damaged, and is made anew: %s", namespace, exc)
+        _LOG.warning(
+            "the search index of %r is damaged and will be built again: %s", namespace, exc
+        )
         return None
 
 

@@ -250,11 +250,11 @@ class Transfer:
         if not line_count:
             raise error
         count_text = (
-            f"1 {item_noun} before this {item_noun} is"
+            f"The {item_noun} before this {item_noun} was"
             if line_count == 1
-            else f"{line_count} {item_noun}s before this {item_noun} are"
+            else f"The {line_count} {item_noun}s before this {item_noun} were"
         )
-        raise ImportFailed(f"{error}. {count_text} kept") from error
+        raise ImportFailed(f"{error}. {count_text} imported") from error
 
     def _read_batch_with_skip_count_and_error(
         self, lines: Source, skips_unsuitable: bool

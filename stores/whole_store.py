@@ -527,7 +527,7 @@ class ExpiredItemSweeper(threading.Thread):
             try:
                 self._sweep()
             except PerdureError:
-                _LOG.exception("expired items could not be deleted; the next sweep will retry")
+                _LOG.exception("expired items could not be closed; the next sweep will retry")
 
 
 class _RetentionBounds(NamedTuple):

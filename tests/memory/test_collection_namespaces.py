@@ -171,6 +171,28 @@ def test_remember_memories_and_forget_work_without_a_collection(store: Any, call
     assert call_function(call_mode, "memories", **options) == []
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"dry_run": True},
+        {"hand_over": True},
+        {"namespaces": [("notes", "{user_id}")]},
+        {"conversations": ["t"]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_forgetting_one_namespace_refuses_options_for_a_whole_person(
+    store: Any, call_mode: str, refused: dict[str, Any]
+) -> None:
+    """A dry run of one namespace would otherwise erase it."""
+    options: dict[str, Any] = {"store": store, "config": ANN, "namespace": ("notes", "{user_id}")}
+    call_function(call_mode, "remember", GHENT, **options)
+    with pytest.raises(ConfigurationError, match="remove namespace or the options"):
+        call_function(call_mode, "forget", everything=True, **refused, **options)
+
+    assert len(call_function(call_mode, "memories", **options)) == 1
+
+
 def test_gate_refuses_any_former_text_of_a_deleted_memory() -> None:
     """Even the first of many former texts is refused."""
     with SQLiteStore.open(":memory:") as store:

@@ -206,7 +206,7 @@ class MemoryChanges(RuleBasedStateMachine):
                 self.map_texts_to_keys(place)[text],
             )
         elif outcome.change == "refused":  # its time is unknown, so it may be a former text
-            assert "said before" in outcome.reason
+            assert "this statement is older" in outcome.reason
             assert text in self.list_former_texts(place)
         else:
             assert (outcome.change, outcome.key) == ("added", key)

@@ -302,7 +302,7 @@ def test_failed_summary_within_turn_removes_nothing_and_warns_once(
 
     assert len(out["messages"]) == 2 * CALLS + 2
     assert out["summarized"] == []
-    assert ["nothing was removed" in record.message for record in caplog.records] == [True]
+    assert ["no message was removed" in record.message for record in caplog.records] == [True]
 
 
 class RecordingLearner(Learner):

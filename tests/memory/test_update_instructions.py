@@ -460,7 +460,7 @@ REFUSED_ANSWERS: dict[str, tuple[str, str]] = {
     "no marks": ("Be brief, always.", "has no text between <instructions> and"),
     "no end mark": ("<instructions>Be brief, always, and", "has no text between"),
     "end before beginning": ("</instructions><instructions>Be brief", "has no text between"),
-    "runaway": (mark_instructions(LONG), "at most 2500 allowed"),
+    "runaway": (mark_instructions(LONG), "at most 2500 are allowed"),
     "most is lost": (mark_instructions("Be brief, be."), "less than 40 %"),
     "no letters": (mark_instructions(". . . . . . . . . ."), "no letter and no digit"),
     "nothing to see": (mark_instructions("\u200b" * 40), "no letter and no digit"),
@@ -530,7 +530,9 @@ def test_growth_error_names_size_and_limit(instructions: Instructions) -> None:
     """The limit is 2.5 times the length, and 2,500 characters for instructions below 1,000."""
     for length, text, allowed in ((28, "Rule. " * 500, 2500), (1800, "Rule. " * 800, 4500)):
         with OpenAIServer([mark_instructions(text)]) as server:
-            expected = rf"instead of {length}; at most {allowed} allowed"
+            expected = (
+                rf"at most {allowed} are allowed, because the current instructions have {length}"
+            )
             with pytest.raises(InstructionsRefused, match=expected):
                 make_node(make_client(server), instructions, on_failure="raise").invoke(STATE)
         instructions.set("Rule. " * 300)

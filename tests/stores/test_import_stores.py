@@ -115,7 +115,7 @@ def test_import_of_unsuitable_value_fails_or_skips_it(
     source = InMemoryStore()
     source.batch([PutOp(("a",), f"k{n}", {"n": {n} if n == 2 else n}) for n in range(5)])
     with pytest.raises(
-        ImportFailed, match=r"item 'k2' in \('a',\): .* a set; .* 2 items before this item are"
+        ImportFailed, match=r"item 'k2' in \('a',\): .* a set; .* The 2 items before this item were"
     ):
         file_store.import_from(source)
     imported_count = len(file_store.search(()))
@@ -228,7 +228,7 @@ def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQ
         with pytest.raises(expected_error, match=expected_message):
             file_store.import_from(source)
     assert file_store.list_namespaces() == []
-    with pytest.raises(ImportFailed, match=r"a\.b.*1 item before this item is kept"):
+    with pytest.raises(ImportFailed, match=r"a\.b.*The item before this item was imported"):
         file_store.import_from(tmp_path / "bad.db")
 
     assert file_store.list_namespaces() == [("a",)]

@@ -132,7 +132,7 @@ def test_import_refuses_unknown_or_missing_field_with_suggestion(
     """The error also says how many lines were imported before."""
     with pytest.raises(
         ImportFailed,
-        match=rf"^line 2: {re.escape(expected_message)}.*\. 1 line before this line is",
+        match=rf"^line 2: {re.escape(expected_message)}.*\. The line before this line was imported",
     ):
         file_store.import_lines([json.dumps(GOOD), bad])
 

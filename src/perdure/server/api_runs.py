@@ -565,7 +565,9 @@ async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> 
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"
         ) from exc
     if identity != connection.state.call.identity:
-        raise Unauthenticated("the key or token now belongs to another user; log in again")
+        raise Unauthenticated(
+            "the user or the rights of the key or token have changed; log in again"
+        )
 
 
 def _build_stream_response(

@@ -264,10 +264,13 @@ async def update_thread_state(
         thread = await call.threads.get_permitted_row(thread_id)
         updated = await get_checkpoint(call, config)
         if graph is None:
+            name = thread.metadata.get("graph_id")
+            fault = (
+                "names no graph" if name is None else f"names the graph {name!r}, not served here"
+            )
             raise ConfigurationError(
-                f"the thread {thread_id!r} belongs to the graph "
-                f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
-                "be updated; set graph_id in its metadata to a graph that is served"
+                f"the metadata of thread {thread_id!r} {fault}, so its state cannot be updated; "
+                "set graph_id in the metadata to a graph that is served"
             )
         sender, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
         person_metadata = person.build_checkpoint_metadata(sender)

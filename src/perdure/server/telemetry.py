@@ -75,16 +75,18 @@ class Telemetry:
         self._registry = CollectorRegistry()
         common_options: Any = {"registry": self._registry, "namespace": "perdure"}
         histogram_options: Any = {"buckets": _BUCKETS_S, **common_options}
-        name_and_help = "operation_seconds", "Calls of the database, and runs"
+        name_and_help = "operation_seconds", "Duration of database operations and runs"
         self._operations = Histogram(
             *name_and_help, ("part", "operation", "error"), **histogram_options
         )
-        name_and_help = "request_seconds", "Requests, streams to their end"
+        name_and_help = "request_seconds", "Duration of requests, streams included"
         self._requests = Histogram(
             *name_and_help, ("method", "route", "status"), **histogram_options
         )
         self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **common_options)
-        self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **common_options)
+        self._jobs = Gauge(
+            "jobs", "Threads by state of memory extraction", ("state",), **common_options
+        )
         self._count_task: asyncio.Task[None] | None = None
         self._counted_at = 0.0
         self._due_threads: tuple[OpenDatabase, DueThreads] | None = None
