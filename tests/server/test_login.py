@@ -155,7 +155,7 @@ def test_sessions_end_by_age_and_by_number(monkeypatch: pytest.MonkeyPatch) -> N
     now += 12 * 3600
     assert not any(map(is_valid, ids))
     assert is_valid(sessions_of_server.start_session("key"))
-    assert len(sessions_of_server._logins) == 1
+    assert len(sessions_of_server._keys_by_session_id) == 1
 
 
 def test_session_cookie_is_secure_behind_https_proxy(settings: Settings, keys_file: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
 # Number of leading characters of a key's hash to print.
-_HASH_PREFIX: Final = 12
+_HASH_PREFIX_LENGTH: Final = 12
 KeysFileOption = Annotated[
     Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
 ]
@@ -48,8 +48,8 @@ def list_(
     matches = [key for key in read_keys(file) if _is_key_of_user_and_tenant(key, user, tenant)]
     rows = [_build_key_cells(key) for key in matches]
     columns = ("user", "tenant", "permissions", "hash")
-    values, nothing = [key.model_dump() for key in matches], "no API key matches"
-    print_json_or_table(values, json, columns, rows, ids=columns, empty_note=nothing)
+    values, empty_note = [key.model_dump() for key in matches], "no API key matches"
+    print_json_or_table(values, json, columns, rows, ids=columns, empty_note=empty_note)
     if not matches:
         raise typer.Exit(1)
 
@@ -98,7 +98,7 @@ def revoke(
         print_note(f"{str(file)!r} has no key {condition}")
         raise typer.Exit(1)
     owners = ", ".join(
-        f"{key.user!r} ({key.sha256[:_HASH_PREFIX]}"
+        f"{key.user!r} ({key.sha256[:_HASH_PREFIX_LENGTH]}"
         f"{f', tenant {key.tenant!r}' if key.tenant else ''})"
         for key in chosen
     )
@@ -129,4 +129,4 @@ def _is_key_of_user_and_tenant(key: Key, user: str | None, tenant: str | None) -
 
 def _build_key_cells(key: Key) -> tuple[Any, ...]:
     """Return a table row for an API key: user, tenant, permissions and the start of the hash."""
-    return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX]
+    return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX_LENGTH]

@@ -93,7 +93,7 @@ def forget(
 
     user = check_user("--user", user, "pass the name of the person")
     owners_are_people = None if owners is None else owners == "people"
-    in_files = [
+    parts_in_files = [
         Part("API keys", (), sum(key.get("user") == user for key in _read_api_key_entries(keys))),
         Part(
             "audit records",
@@ -113,7 +113,7 @@ def forget(
                 }
                 report = people.plan(user, database.saver, database.store, **options)
             if not (dry_run or yes):
-                for action, what, count, ids in _build_erasure_report_rows(report, in_files):
+                for action, what, count, ids in _build_erasure_report_rows(report, parts_in_files):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
             print_warning_about_threads_matched_by_owner(user, report.by_owner)
             if not dry_run:
@@ -129,7 +129,7 @@ def forget(
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
-    kept_parts = [*report.kept, *(part for part in in_files if part.count)]
+    kept_parts = [*report.kept, *(part for part in parts_in_files if part.count)]
     if json:
         print_json(
             {
@@ -140,7 +140,9 @@ def forget(
         )
         return
     if dry_run or yes:
-        print_table(("", "what", "count", "ids"), _build_erasure_report_rows(report, in_files))
+        print_table(
+            ("", "what", "count", "ids"), _build_erasure_report_rows(report, parts_in_files)
+        )
     print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
         print_whether_deleted_bytes_remain(report.scrubbed)
@@ -200,10 +202,9 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 
 
 def _get_sender_and_represented_user(audit_record: dict[str, Any]) -> tuple[Any, Any]:
-    """Return who sent an audited request, and on whose behalf it was sent.
+    """Return the user who sent an audited request, and the user on whose behalf it was sent.
 
-    The first returned value is the user who sent the request. The second is the user on whose
-    behalf the request was sent, or None.
+    The second user is None if the sender acted for nobody else.
     """
     return audit_record.get("user"), audit_record.get("acting_for")
 

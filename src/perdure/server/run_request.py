@@ -55,6 +55,7 @@ class Goto(BaseModel):
 
 
 def _as_list(value: Any) -> Any:
+    """Return `value` if it is a list, otherwise a list that contains only `value`."""
     return value if isinstance(value, list) else [value]
 
 

@@ -43,25 +43,25 @@ class Sessions:
     """
 
     def __init__(self, keys: MutableMapping[str, tuple[str, float]] | None = None) -> None:
-        self._logins = {} if keys is None else keys
+        self._keys_by_session_id = {} if keys is None else keys
         self.login_limiter = RequestLimiter(Limits(requests_per_s=1 / 10, burst=5))
 
     def start_session(self, key_or_token: str) -> str:
         """Start a session with a key or token, and return the session's id."""
         now = monotonic()
-        sessions = [*self._logins.items()]
-        live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
+        sessions = [*self._keys_by_session_id.items()]
+        live_ids = [id for id, (_, expires_at) in sessions if expires_at > now]
         # Keep at most `_MAX_SESSIONS - 1` of the newest sessions, to make room for the new session.
         retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}
-        for ended_id in {name for name, _ in sessions} - retained_ids:
-            self._logins.pop(ended_id, None)
+        for ended_id in {id for id, _ in sessions} - retained_ids:
+            self._keys_by_session_id.pop(ended_id, None)
         session_id = secrets.token_urlsafe(32)
-        self._logins[session_id] = key_or_token, now + _SESSION_S
+        self._keys_by_session_id[session_id] = key_or_token, now + _SESSION_S
         return session_id
 
     def end_session(self, connection: HTTPConnection) -> None:
         """End the session of a request."""
-        self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
+        self._keys_by_session_id.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def add_session_credentials_to_request(self, scope: Any) -> bool:
         """Add the session's key or token to the headers of a request that has no credentials.
@@ -76,7 +76,7 @@ class Sessions:
             # A request without a cookie has no session, so skip the lookup, which may have to call
             # another process.
             return False
-        key, expires_at = self._logins.get(session_id, ("", 0.0))
+        key, expires_at = self._keys_by_session_id.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
             return False
         scope["headers"] = [*scope["headers"], *_build_credential_headers(key)]

@@ -131,7 +131,7 @@ class Telemetry:
             # Do not measure an async method that only calls the sync method, because the operation
             # would be measured twice.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
-                methods[f"a{name}"] = self._ameasure(part, name)(async_method)
+                methods[f"a{name}"] = self._ameasure_operation(part, name)(async_method)
         return type(base.__name__, (base,), methods)
 
     @contextmanager
@@ -149,7 +149,7 @@ class Telemetry:
             self._operations.labels(part, operation, error).observe(duration)
 
     @asynccontextmanager
-    async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
+    async def _ameasure_operation(self, part: str, operation: str) -> AsyncIterator[None]:
         """Record an async operation's span, duration and error class.
 
         The duration includes the time while the operation is suspended.

@@ -146,7 +146,7 @@ class Threads:
         owners_are_people: bool = True,
     ) -> None:
         self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
-        self._filter, self._is_busy, self._forget_thread = (
+        self._filter, self._is_busy, self._drop_runs_and_events_of_thread = (
             filter,
             is_busy,
             drop_runs_and_events_of_thread,
@@ -320,7 +320,7 @@ class Threads:
         """
         await self.get(thread_id)
         await self._list.adelete(thread_id, add_removal_record=adds_removal_record)
-        self._forget_thread(thread_id)
+        self._drop_runs_and_events_of_thread(thread_id)
 
     async def delete_expired(self, limit: int) -> int:
         """Delete threads whose TTL has expired, and return the number of expired threads.
@@ -337,7 +337,7 @@ class Threads:
                 async with self.lock_for_change(thread_id, timeout_s=0):
                     expired_count += await self._list.adelete_if_expired(thread_id)
                     if await self._list.aget(thread_id) is None:
-                        self._forget_thread(thread_id)
+                        self._drop_runs_and_events_of_thread(thread_id)
         return expired_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
@@ -480,7 +480,7 @@ class Threads:
             require_filter_match("a thread", metadata, self._filter)
             # Another program may have deleted a thread with this id. Drop that thread's runs and
             # events from memory, so that the new thread does not have them.
-            self._forget_thread(thread_id)
+            self._drop_runs_and_events_of_thread(thread_id)
         return thread
 
     # -- many threads
