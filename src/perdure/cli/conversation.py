@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-# The importers import these functions from this module.
+# The importers import these names from this module.
 from perdure.memory.message_forms import MalformedPart as MalformedPart
 from perdure.memory.message_forms import derive_id as derive_id
 from perdure.memory.message_forms import get_by_path as get_by_path

@@ -216,7 +216,11 @@ def _iter_content_block_pieces(
 def _build_tool_call_piece(
     tool_name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
-    """Render a tool call as a message piece: tool name, main argument and other text arguments."""
+    """Render a tool call as a message piece: tool name, subject and other text arguments.
+
+    The subject is the first argument in `_SUBJECT_ARGUMENTS` that is not empty. Other arguments
+    that are lists or objects are left out, and counted in the conversation's `left_out`.
+    """
     if tool_name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:

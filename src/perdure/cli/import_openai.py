@@ -69,7 +69,7 @@ def is_batch_line(line: Mapping[str, Any]) -> bool:
 
 
 class OpenAIBatches:
-    """Matches batch requests with the responses in other files of the same import."""
+    """Collects batch requests and responses, which may be in different files, and matches them."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(

@@ -63,12 +63,13 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
         yield Source(path)
         return
     if not _read_table_names(path) & _PERDURE_TABLES:
+        # Connecting checks these tables.
         tables = *SAVER_TABLES, *STORE_TABLES
-        check = SQLiteDatabase(
+        database = SQLiteDatabase(
             path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes
         )
-        with closing(check):
-            check.connect()
+        with closing(database):
+            database.connect()
         yield Source(path, max_value_bytes)
         return
     with _open_sqlite_source(path, load(db=path).key, max_value_bytes) as source:

@@ -53,7 +53,7 @@ class Scheduler(Protocol):
 
 
 class Runs:
-    """The runs of a server.
+    """Starts, cancels and reads the runs of a server, for all tenants.
 
     Attributes:
         schedule: Starts the runs of due crons. None means that no crons are started.

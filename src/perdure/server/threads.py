@@ -225,7 +225,7 @@ class Threads:
     async def _insert_thread_row_if_absent(
         self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
     ) -> bool:
-        """Insert the row of a new thread.
+        """Insert the row of a new thread, and set the thread's time to live.
 
         Return False if another request has inserted the row first.
         """
@@ -695,7 +695,7 @@ def _is_row_up_to_date_after_run(row: ListedThread, run_status: RunStatus) -> bo
 
 
 def _convert_row_to_api_thread(row: ListedThread) -> Thread:
-    """Convert a thread to the format of LangGraph's API."""
+    """Convert a thread's row to the format of LangGraph's API."""
     status = _combine_head_status_and_last_run_status(
         row.status,
         row.last_run_status if row.does_client_metadata_describe_stored_conversation else "idle",
