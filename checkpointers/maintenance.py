@@ -31,7 +31,7 @@ from perdure.checkpointers.manifest import (
     subtract_ranges,
     unflatten_ranges,
 )
-from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     build_row_key,
     build_row_key_range,
@@ -613,9 +613,10 @@ class Maintenance:
         """
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
-            if stop > ALIASES:
+            # One page does not contain all aliases of a long range.
+            for first in range(max(start, ALIASES), stop, ITEMS_PAGE_SIZE):
                 aliases = self.reader.read_items_page(
-                    thread_id, channel, log_key, max(start, ALIASES), stop
+                    thread_id, channel, log_key, first, min(first + ITEMS_PAGE_SIZE, stop)
                 )
                 origins = [unpack(body) for _, body in (yield from aliases)]
                 origin_ranges += [(origin, origin + 1) for origin in origins]
@@ -767,7 +768,9 @@ def _check_retention_rule(rule: Retention) -> None:
         ConfigurationError: The rule is not valid.
     """
     if rule.last is None and rule.days is None and not rule.turns:
-        raise ConfigurationError("the retention rule is empty; give last=, days= or turns=True")
+        raise ConfigurationError(
+            "the retention rule selects nothing; pass last=, days= or turns=True"
+        )
     for name, value in (("last", rule.last), ("days", rule.days)):
         if value is not None and value < 0:
             raise ConfigurationError(

@@ -486,7 +486,7 @@ class CheckpointReader:
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
         )
-        return bool(rows) and rows[0][7] == rows[0][9]
+        return bool(rows) and rows[0][7] == rows[0][10]
 
     def read_snapshot(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str

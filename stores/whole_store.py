@@ -551,7 +551,7 @@ def _compute_version_retention_bounds(rule: VersionRetention, now: int) -> _Rete
         ConfigurationError: The rule is empty, or has an invalid number.
     """
     if rule.last is None and rule.days is None:
-        raise ConfigurationError("the retention rule is empty; give last= or days=")
+        raise ConfigurationError("the retention rule selects nothing; pass last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):
         if number is not None:
             expected = "a number, zero or more"

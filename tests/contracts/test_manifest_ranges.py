@@ -26,8 +26,9 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import compute_max_log_range_count, count_positions
+from perdure.checkpointers.reader import ITEMS_PAGE_SIZE
 from tests.backends import KEY
-from tests.contracts.puts import config_at, put, render_with_types
+from tests.contracts.puts import config_at, put, read_channel_values, render_with_types
 from tests.rounds import rounds
 
 Values = dict[str, Any]
@@ -342,3 +343,16 @@ def test_checkpoints_of_another_process_are_read_and_continued(tmp_path: Path) -
     assert [item.position for item in history_before] == list(range(200))
     assert [item.position for item in history_after] == list(range(202))
     assert [item.value.id for item in history_after[200:]] == ["there", "id back"]
+
+
+def test_items_of_more_aliases_than_a_page_are_kept_without_history(tmp_path: Path) -> None:
+    """Deleting the history keeps every item of a list that is stored as thousands of aliases."""
+    numbers = [f"item {n}" for n in range(3 * (ITEMS_PAGE_SIZE + 100))]
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        first = put(saver, {"facts": numbers})
+        put(saver, {"facts": numbers[::3]}, first)
+        report = saver.retain(Retention(last=0, history=False))
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        values = read_channel_values(saver, config_at())
+    assert values == {"facts": numbers[::3]}
+    assert report.items == len(numbers) - len(numbers[::3])

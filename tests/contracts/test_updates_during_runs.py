@@ -135,6 +135,23 @@ def test_second_update_put_after_a_step_of_the_run_is_kept(
     assert run.read_value("title") == "T"
 
 
+def test_reading_the_head_by_its_id_during_a_run_keeps_the_update(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """A read of the head by its id does not make the next put of the run a deliberate fork."""
+    nodes = {name: answer_node(name) for name in ("first", "second", "third")}
+
+    def read_head_by_id(graph: Any) -> None:
+        assert graph.get_state(graph.get_state(config_at()).config).values["title"] == "T"
+
+    updates = {"first": make_update({"title": "T"}, "third"), "second": read_head_by_id}
+    run = UpdatedRun(saver, nodes, updates)
+    run.invoke(ASK)
+
+    assert run.message_texts() == ["q", "first", "second", "third"]
+    assert run.read_value("title") == "T"
+
+
 def put_later(saver: SQLiteCheckpointer, update: Callable[[], Any]) -> Callable[[], Any]:
     """Make an update, except for its put, and return a function that makes the put."""
     puts: list[Any] = []
