@@ -215,8 +215,9 @@ class _SQLiteFile:
         """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{label}: the file is damaged: a stored value is of type {type(data).__name__}, "
-                f"and its type name is {type_name!r:.40}; expected bytes, and a string as type name"
+                f"{label}: the file is damaged, because a value is stored as "
+                f"{type(data).__name__} with the type name {type_name!r:.40}; expected a value "
+                "stored as bytes with a string as its type name"
             )
         try:
             return self._codec.load_with_serializer(type_name, data)
@@ -311,8 +312,8 @@ def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
         for (last_id,) in page:
             if not isinstance(last_id, str):
                 raise CorruptRecord(
-                    f"the source is damaged, because it has the thread id {last_id!r:.80}, which "
-                    "is not a string"
+                    "the source is damaged, because one of its thread ids is not a string but "
+                    f"{last_id!r:.80}"
                 )
             yield last_id
 
@@ -445,8 +446,9 @@ class Importer:
             stored, source_checkpoint
         ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
-                f"{label} was stored, but differs from the source when it is read back, so the "
-                "import stopped. Please report this error with the types of the checkpoint's values"
+                f"{label} was stored, but the values that were read back differ from the source, "
+                "so the import was stopped. Please report this error and the types of the "
+                "checkpoint's values"
             )
         self._counts["checkpoints" if is_new else "skipped"] += 1
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)

@@ -774,5 +774,5 @@ def _check_retention_rule(rule: Retention) -> None:
     for name, value in (("last", rule.last), ("days", rule.days)):
         if value is not None and value < 0:
             raise ConfigurationError(
-                f"the retention rule has {name}={value!r}; expected a number, 0 or more"
+                f"the retention rule's {name!r} is {value!r}; expected a number, 0 or more"
             )

@@ -468,7 +468,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         check_storable_text("task_path", task_path)
         if address.checkpoint_id is None:
             raise InvalidConfig(
-                f"the config of put_writes() for thread {address.thread_id!r} has no "
+                f"the config passed to put_writes() for thread {address.thread_id!r} has no "
                 "checkpoint_id; pass the config that put() returned"
             )
         if (marker := MESSAGE_MARKER.get()) is not None:
@@ -571,8 +571,9 @@ def choose_serializer(
         return serde, seal, stored_types
     if not isinstance(seal, ChecksumSeal):
         raise ConfigurationError(
-            "both a key and an EncryptedSerializer are set; use only one of them. "
-            "Prefer key= or PERDURE_KEY, which also detect a value that was moved to another row"
+            "both a key and an EncryptedSerializer are set; use only one of them. Prefer the key "
+            "(key= or PERDURE_KEY), because perdure can then also detect that a stored value was "
+            "moved to another row"
         )
     # Do not encrypt single values with the EncryptedSerializer, because equal values would be
     # encrypted to different bytes, which cannot be compared. Instead, `LangGraphSeal` encrypts

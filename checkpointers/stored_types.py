@@ -278,18 +278,18 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_function_error(
-                registered, f"the texts function raised {_format_error(exc)}"
+                registered, f"the function passed as texts= raised {_format_error(exc)}"
             ) from exc
         # Reject a single str, because `list()` splits a str into characters.
         if isinstance(returned, str):
             raise _build_texts_function_error(
                 registered,
-                "the texts function returned a single string instead of a list of strings",
+                "the function passed as texts= returned a string instead of a list of strings",
             )
         if not all(isinstance(text, str) for text in texts):
             raise _build_texts_function_error(
                 registered,
-                "the texts function returned a list with an element that is not a string",
+                "the function passed as texts= returned a list with an element other than a string",
             )
         return texts
 
@@ -356,8 +356,8 @@ def _map_aliases_to_final_classes(
             )
         if old in KNOWN:
             raise ConfigurationError(
-                f"the argument 'aliases' contains {_format_name(old)}, which is a class of Python "
-                "or of a library; only classes of your own application can have an alias"
+                f"the argument 'aliases' contains {_format_name(old)}, which is defined by Python "
+                "or by a library; only classes of your own application can have an alias"
             )
     return {old: _follow_alias_chain(old, steps, stored_name) for old in steps}
 

@@ -617,9 +617,9 @@ class DatabaseImport:
                 return report
             if not self._is_new:
                 raise ImportFailed(
-                    f"while the thread {thread_id!r} was being imported from "
-                    f"{self.source.database.path!r}, data was erased there; its copy in this "
-                    f"database, the thread {target!r}, may still contain the data; erase it here "
+                    f"data was erased from {self.source.database.path!r} while its thread "
+                    f"{thread_id!r} was being imported; the copy in this database, the thread "
+                    f"{target!r}, can still contain the erased data; erase this data from the copy "
                     "too"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)

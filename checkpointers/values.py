@@ -523,7 +523,9 @@ class Converter:
         if code == _ARRAY:
             array = _decode_by_langgraph(code, data)
             if array is None:
-                raise ValueError("an array cannot be decoded; install numpy if it is missing")
+                raise ValueError(
+                    "a numpy array cannot be decoded; install numpy if it is not installed"
+                )
             return array
         module, name, payload, *rest = self._unpack_value(data)
         if (

@@ -372,7 +372,7 @@ def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path
         lines = (folder / variables).read_text().splitlines()
     except OSError as exc:
         raise ConfigurationError(
-            f'"env" names the file {variables!r}, which cannot be read ({exc})'
+            f'"env" is {variables!r}, but this file cannot be read ({exc})'
         ) from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -106,7 +106,7 @@ def build_review_decision(
     call_name = f"tool call {call_number} ({call.name!r})"
     if kind not in call.allowed:
         raise ConfigurationError(
-            f"the decision on {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"
+            f"the decision about {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"
         )
     if kind == "edit":
         if not isinstance(args, dict):

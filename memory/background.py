@@ -730,9 +730,9 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
     schema = schema or _DEFAULT_SCHEMA
     if database is None and store_location == "":
         raise ConfigurationError(
-            "Background needs a fixed DSN for its queue, but the store was opened with a function "
-            "or a pool as dsn=; pass Background(database=…) with a file or "
-            "'postgresql://user@host/name'"
+            "the store was opened with a function or a pool as dsn=, so it has no fixed DSN that "
+            "Background can use for its queue; pass Background(database=…) with the path of a file "
+            "or a DSN such as 'postgresql://user@host/name'"
         )
     if database is None:
         return store_location, schema

@@ -503,9 +503,9 @@ async def _forget(
     if collection.namespace.labels != _USER_NAMESPACE:
         if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
-                "the options namespaces, conversations, dry_run and hand_over apply to everything "
-                f"about a user, but namespace is {collection.namespace.labels!r}; remove namespace "
-                "or the options"
+                "the options namespaces, conversations, dry_run and hand_over apply only when "
+                "everything about a user is deleted, but the argument 'namespace' is "
+                f"{collection.namespace.labels!r}; remove 'namespace', or remove these options"
             )
         return await collection._forget_all(config=config)
     adapter, (_, user) = collection._get_adapter_and_namespace(config)

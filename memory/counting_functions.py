@@ -45,8 +45,8 @@ class CountingFunction:
     def __init__(self, function: Callable[..., Any]) -> None:
         if _is_async_callable(function):
             raise ConfigurationError(
-                f"token_counter is {function!r:.80}, which is async; expected a function that "
-                "returns the number of tokens"
+                f"the argument 'token_counter' is {function!r:.80}, which is an async function; "
+                "expected a synchronous function that returns the number of tokens"
             )
         self._function = function
         # Whether the counts of single messages add up to the count of a request.

@@ -57,7 +57,6 @@ from perdure.memory.loaded_thread import (
     remove_erased_messages,
     start_tracking_erasures_in_thread,
 )
-from perdure.memory.model_call import format_repeat_count
 from perdure.memory.nodes import Learner
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.records import (
@@ -140,7 +139,7 @@ class ExtractionReport:
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
         if self.usage.calls:
             tokens = f"{self.usage.input_tokens} + {self.usage.output_tokens} tokens"
-            parts.append(f"model asked {format_repeat_count(self.usage.calls)}, {tokens}")
+            parts.append(f"model asked {_format_repeat_count(self.usage.calls)}, {tokens}")
         return " ".join(", ".join(parts).split())
 
     @property
@@ -840,3 +839,8 @@ def compute_job_state_and_due_time(
     quiet_at = head.updated_at + timedelta(seconds=pace.delay_s)
     due_at = min(quiet_at, first_seen_at + timedelta(seconds=pace.max_wait_s))
     return ("due" if due_at <= now else "waiting"), due_at
+
+
+def _format_repeat_count(count: int) -> str:
+    """Format a repeat count as text, such as "once" or "3 times"."""
+    return "once" if count == 1 else f"{count} times"

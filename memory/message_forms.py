@@ -206,7 +206,7 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
         MalformedPart: The value is not an object, its role is unknown, or it has no content.
     """
     if not isinstance(message, dict):
-        raise MalformedPart("the message is not an object")
+        raise MalformedPart("the message is not a JSON object")
     role, content = message.get("role"), message.get("content")
     role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in _ROLES:

@@ -63,9 +63,9 @@ def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
     ids = {message.id for message in messages}
     if None in ids:
         raise InvalidMessages(
-            f"the channel {channel!r} has messages without ids; give the channel a reducer that "
-            "assigns ids (perdure.memory.messages or add_messages), and set the ids of messages "
-            "in an Overwrite yourself"
+            f"the channel {channel!r} has messages without ids; use a reducer that assigns ids "
+            "(perdure.memory.messages or add_messages), and if you write messages with Overwrite, "
+            "set their ids yourself"
         )
     if REMOVE_ALL_MESSAGES in ids:
         raise InvalidMessages(

@@ -309,8 +309,8 @@ class ModelCall:
                 if is_last or failures > self.retries:
                     fault = _describe_unusable_answer_for_log(answer, exc)
                     raise ModelFailed(
-                        f"the model was asked {format_repeat_count(failures)} and gave no usable "
-                        f"answer; the last error: {fault}; nothing was written"
+                        f"the model gave no usable answer (number of model calls: {failures}); the "
+                        f"last error: {fault}; nothing was written"
                     ) from (answer if isinstance(answer, Exception) else exc)
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
@@ -427,11 +427,6 @@ def is_permanent_failure(answer: Any) -> bool:
     """Return whether a call failed with an error that a retry cannot resolve."""
     is_refused = getattr(answer, "status_code", None) in _PERMANENT_STATUSES
     return isinstance(answer, ConfigurationError) or (isinstance(answer, Exception) and is_refused)
-
-
-def format_repeat_count(count: int) -> str:
-    """Format a repeat count as text, such as "once" or "3 times"."""
-    return "once" if count == 1 else f"{count} times"
 
 
 def extract_structured_answer(model_output: Any) -> Any:

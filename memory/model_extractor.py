@@ -233,7 +233,7 @@ def _build_addition_or_revision(
     if isinstance(change, EpisodeFound):
         texts = {name: make_storable(getattr(change, name)) for name in ("input", "outcome", "why")}
         if not texts["input"] or not texts["outcome"]:
-            raise InvalidPatch("the change adds an episode without an input or without an outcome")
+            raise InvalidPatch("the change adds an episode that lacks its input or its outcome")
         return _build_addition(batch.build_candidate(messages, texts["input"], EPISODE, **texts))
     text = make_storable(change.text or "")
     if not text and change.action != "delete":
@@ -312,8 +312,8 @@ async def plan_profile_patch(
             raise InvalidPatch(f"{description}: the profile {change.profile!r:.80} does not exist")
         if not user_messages:
             raise InvalidPatch(
-                f"{description}: the operation does not cite a user message as its source; leave "
-                "out information that came only from the assistant or a tool"
+                f"{description}: the operation does not cite a user message as its source; omit "
+                "information that came only from the assistant or a tool"
             )
     cited = list(messages.values())
     handle = state.owner.get_item_handle(scope.config)
@@ -515,8 +515,8 @@ class ModelExtractor:
         ]
         if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
             raise ConfigurationError(
-                f"the argument 'kinds' is {kinds!r:.80}; expected one or both of {FACT, EPISODE}, "
-                "or an empty list together with profile= or learn="
+                f"the argument 'kinds' is {kinds!r:.80}; expected a list with one or both of "
+                f"{FACT, EPISODE}. The list can be empty if profile= or learn= is passed"
             )
         call = make_model_call(model)
         form = build_answer_schema(self._parts)

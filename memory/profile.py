@@ -72,7 +72,9 @@ def check_patch_operations(patch: Any) -> list[Document]:
             jsonpatch.JsonPatch([operation])
             paths = [JsonPointer(operation[name]) for name in ("path", "from") if name in operation]
             if max(len(path.parts) for path in paths) > _MAX_PATH_PARTS:
-                raise InvalidPatch(f"the path has more than {_MAX_PATH_PARTS} parts")
+                raise InvalidPatch(
+                    f"the path has more than {_MAX_PATH_PARTS} field names and list indexes"
+                )
         except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
             raise InvalidPatch(f"operation {number} is not a JSON Patch operation: {exc}") from exc
         if not paths[0].parts and operation["op"] != "test":
@@ -684,7 +686,7 @@ def _get_leaf_value_to_store(leaf: DocumentLeaf, verdict: Verdict, gate: Gate) -
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
         f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason} (rejected by "
-        f"the check {verdict.check!r}); leave this value out"
+        f"the check {verdict.check!r}); omit this value"
     )
 
 

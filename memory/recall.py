@@ -151,10 +151,15 @@ def resolve_namespace_or_namespaces_option(
     is_list_of_lists = isinstance(namespaces, list | tuple) and all(
         isinstance(labels, list | tuple) for labels in namespaces
     )
-    if not is_list_of_lists or not namespaces or tuple(namespace) != NAMESPACE:
+    if not is_list_of_lists or not namespaces:
         raise ConfigurationError(
             f"the argument 'namespaces' is {namespaces!r:.80}; expected a list of namespaces, such "
-            "as [('memories', '{user_id}'), ('teams', '{team}')], without the argument 'namespace'"
+            "as [('memories', '{user_id}'), ('teams', '{team}')]"
+        )
+    if tuple(namespace) != NAMESPACE:
+        raise ConfigurationError(
+            "the arguments 'namespace' and 'namespaces' cannot be combined; remove 'namespace', "
+            "and add its namespace to the list 'namespaces'"
         )
     return namespaces
 

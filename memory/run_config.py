@@ -131,7 +131,8 @@ def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
             )
     if team is not None and teams is not None and team not in teams:
         raise InvalidConfig(
-            f"the run's 'team' is {team!r:.80}; expected one of the run's 'teams', {[*teams]!r:.80}"
+            f"the run's 'team' is {team!r:.80}, which is not one of the run's 'teams'; expected "
+            f"one of {[*teams]!r:.80}"
         )
     return None if team is None and teams is None else tuple(chosen)
 
@@ -286,9 +287,9 @@ class Template:
         """
         if self.is_memory_disabled_for_run(config):
             raise InvalidConfig(
-                f"memory is disabled for this run, so the template {self.labels!r} cannot be "
-                "filled in. The reason is that the message was not sent by the thread's user, and "
-                "the sender is not allowed to act for that user"
+                f"the template {self.labels!r} cannot be filled in, because memory is disabled for "
+                "this run. Memory is disabled if the sender of the message is not the thread's "
+                "user and is not allowed to act for that user"
             )
         names = [name for name in self.placeholder_names if team is None or name != "team"]
         values = read_values_of_run_context_or_config(names, config) if names else {}
@@ -347,8 +348,8 @@ class Template:
         if not is_valid or (placeholder == "user_id" and not is_valid_user_or_team_name(value)):
             raise InvalidConfig(
                 f"the run's {placeholder!r} is {value!a:.80}, which cannot be used in the template "
-                f"{self.labels!r}; expected text with a visible character that contains no NUL "
-                "characters and is not '.' or '..'"
+                f"{self.labels!r}; expected text that has a visible character, contains no NUL "
+                "character, and is not '.' or '..'"
             )
         # For a member of a str enum, `str.__str__` returns the member's value rather than its name.
         return str.__str__(value)

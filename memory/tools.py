@@ -267,7 +267,9 @@ def search_memory(
         try:
             period = parse_period(arguments.get("since"), arguments.get("until"))
         except errors.InvalidValue as exc:
-            raise ToolException(f"Nothing was searched: {exc}.") from exc
+            raise ToolException(
+                f"The search was not run, because its period is not valid: {exc}."
+            ) from exc
         options |= {} if period is None else {"during": period}
         config = attribution.config
         rankings = []
@@ -477,11 +479,13 @@ async def _execute_manage_memory_call(
     memory = arguments.get("memory") or (arguments.get("text") or "").strip()
     if action != "delete" and not memory:
         raise ToolException(
-            f"'{action}' needs the text of the memory. Call the tool again with the text."
+            f"The action '{action}' requires the text of the memory. Call the tool again with the "
+            "text."
         )
     if action != "create" and not key:
         raise ToolException(
-            f"'{action}' needs the id of a memory. Search for the memory, and copy its id."
+            f"The action '{action}' requires the id of a memory. Search for the memory, and pass "
+            "its id."
         )
     try:
         outcome = await _create_replace_or_delete_memory(writer, action, key, memory, attribution)

@@ -23,7 +23,6 @@ from perdure.memory.loaded_thread import (
     has_erased_message,
     remove_erased_messages,
 )
-from perdure.memory.model_call import format_repeat_count
 from perdure.memory.model_extractor import CONFLICT_CHECK, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, check_messages
 from perdure.memory.options import check_choice
@@ -193,10 +192,9 @@ async def _plan_profile_update(
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
-        count = format_repeat_count(proposal.usage.calls)
         raise ModelFailed(
-            f"the model was asked {count}, but returned no patch that can be applied (see the "
-            "cause of this error)"
+            "the model returned no patch that can be applied (number of model calls: "
+            f"{proposal.usage.calls}); see the cause of this error"
         ) from InvalidPatch(refused[0].reason)
     return plan
 

@@ -91,8 +91,8 @@ def forget(
     )
     if has_no_criterion and not threads:
         raise ConfigurationError(
-            "forget() has no criterion; pass prefix=, filter=, provenance=, query= or threads= "
-            "(prefix=() selects everything)"
+            "forget() was called without a criterion; pass prefix=, filter=, provenance=, query= "
+            "or threads=. To forget all items, pass prefix=()"
         )
     if threads and checkpointer is None:
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")

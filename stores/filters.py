@@ -297,7 +297,7 @@ def _parse_value_condition(value: Any, path: _FilterPath) -> Node:
         name = next(key for key in value if not key.startswith("$"))
         advice = f"to combine {operators[0]} with the field {name!r}, put both under $and"
         raise _build_filter_error(
-            path, "expected a dict with only operators or only fields", value, advice
+            path, "expected a dict whose keys are all operators or all field names", value, advice
         )
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
@@ -308,7 +308,7 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     steps = len(parse_filter_path(key))
     if steps > MAX_STEPS:
         raise _build_filter_error(
-            key_path, f"expected a path with at most {MAX_STEPS} steps", steps
+            key_path, f"expected a path of at most {MAX_STEPS} field names and list indexes", steps
         )
     return FieldCondition(key, _parse_value_condition(value, key_path))
 

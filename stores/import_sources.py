@@ -83,7 +83,8 @@ def _add_missing_namespace_and_key(
     if "namespace" not in line:
         if default_namespace is None:
             raise ImportFailed(
-                f"{line_name}: the line has no namespace; add one, or pass namespace="
+                f"{line_name}: the line has no field 'namespace'; add this field, or pass "
+                "namespace="
             )
         line["namespace"] = default_namespace
     if line.get("key") is None:
@@ -168,7 +169,10 @@ def iter_langgraph_items(
 
         with closing(ForeignPostgres(path)) as tables:
             if tables.is_any_table_missing("store"):
-                raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
+                raise NotADatabase(
+                    f"{tables.path} has no table of langgraph's PostgresStore; expected a database "
+                    "that PostgresStore has written"
+                )
             sql = _LANGGRAPH_POSTGRES_ITEMS.format(
                 _build_ttl_columns_sql(tables.list_columns("store"))
             )
@@ -214,7 +218,10 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
             f"{file.path!r} is a perdure file; export its items to JSON Lines and import that "
             "file, or open the store and pass it as the source"
         )
-    return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
+    return NotADatabase(
+        f"{file.path!r} has no table of langgraph's SqliteStore; expected a database file that "
+        "SqliteStore has written"
+    )
 
 
 def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -> Lines:

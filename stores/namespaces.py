@@ -36,7 +36,7 @@ def check_namespace_and_build_path(namespace: Any, root_path: bytes = b"") -> by
     """
     path = root_path + check_namespace_prefix_and_build_path(namespace)
     if not path:
-        raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
+        raise InvalidNamespace("the namespace is empty; pass at least one label, like 'memories'")
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
             f"the namespace is {len(path)} bytes long; at most {MAX_KEY} bytes are allowed, so "

@@ -563,7 +563,7 @@ class ItemWriter:
             raise VersionConflict(
                 f"the item {put.key!r} in {namespace!r} {state}, "
                 f"but if_version is {put.if_version}; read the item again, apply your change to "
-                "its current value, and put the result"
+                "its current value, and write the result"
             )
 
     def _check_scope_limit(self, limit: Limit, now: int) -> Flow[None]:
@@ -580,15 +580,14 @@ class ItemWriter:
         # that scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
-                "the limit of an enclosing scope would be exceeded; delete items from that scope "
-                "first"
+                "this write would exceed the limit of an enclosing scope; delete items from that "
+                "scope first"
             )
         limits = ((limit.items, "items"), (limit.bytes, "bytes"))
         allowed = " and ".join(f"{number} {unit}" for number, unit in limits if number is not None)
         raise LimitExceeded(
-            f"the scope would contain {items - expired_items} items and "
-            f"{size - expired_bytes} bytes; at most {allowed} are allowed: delete items "
-            "first"
+            f"after this write, the scope would contain {items - expired_items} items and "
+            f"{size - expired_bytes} bytes, but at most {allowed} are allowed; delete items first"
         )
 
     # -- vectors

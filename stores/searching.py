@@ -212,7 +212,9 @@ class Searcher:
     ) -> RankExplanation:
         """Return an explanation of an item's rank for a query."""
         if query is None:
-            raise ConfigurationError("why_not needs a query; pass a non-blank query=")
+            raise ConfigurationError(
+                "why_not requires a query; pass text that is not blank as query="
+            )
         read, reader = self._parts.database.read, self._parts.reader
         if not path.startswith(selection.prefix):
             return RankExplanation("the item is not under the prefix")
@@ -447,7 +449,8 @@ class Searcher:
         if embedder is None:
             if query.mode == "semantic":
                 raise ConfigurationError(
-                    "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
+                    "mode='semantic' needs an embedder; open the store with index=, or use "
+                    "mode='text'"
                 )
             return None
         text = query.text[:_MAX_QUERY_LENGTH]

@@ -695,7 +695,7 @@ class Store(BaseStore):
         """
         path = self._parts.resolve_prefix(prefix)
         if not path:
-            raise InvalidNamespace("the prefix is empty; give at least one label")
+            raise InvalidNamespace("the prefix is empty; pass at least one label")
         return ScopedStore(self._parts.build_parts_limited_to_prefix(path, max_items, max_bytes))
 
 

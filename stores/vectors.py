@@ -129,7 +129,7 @@ def check_and_normalize_vectors(
             "dimensions"
         )
         raise _build_invalid_vectors_error(
-            model_name, problem, "expected vectors with the same number of dimensions"
+            model_name, problem, "expected all vectors to have the same number of dimensions"
         )
     try:
         rows = np.asarray(answer)
@@ -145,7 +145,7 @@ def check_and_normalize_vectors(
         raise _build_invalid_vectors_error(
             model_name,
             f"the embedder returned {len(rows)} vectors for {text_count} texts",
-            "expected one vector for each text, in order",
+            "expected one vector per text, in the order of the texts",
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
         raise _build_invalid_vectors_error(

@@ -464,7 +464,8 @@ class WholeStore(DatabaseOwner, Store):
         """
         if on_unsuitable not in get_args(OnUnsuitable):
             raise ConfigurationError(
-                f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
+                f"the argument 'on_unsuitable' is {on_unsuitable!r}; expected one of "
+                f"{get_args(OnUnsuitable)}"
             )
         lines: Source
         if isinstance(source, WholeStore):

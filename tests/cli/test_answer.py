@@ -203,14 +203,14 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("idle", ("approve",), "is not waiting for an answer; it is idle"),
     ("review", ("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
     ("review", ("approve", "now"), "'approve' accepts no value, but the value 'now' was passed"),
-    ("review", ("edit",), "the decision 'edit' needs a value; pass the new arguments as JSON"),
+    ("review", ("edit",), "'edit' needs a value; pass the new arguments as JSON"),
     ("review", ("edit", "{euros: 4}"), "the value of edit '{euros: 4}' is not JSON"),
     (
         "review",
         ("edit", "[1]"),
         "the arguments of tool call 1 ('refund') are [1]; expected a JSON object",
     ),
-    ("review", ("respond",), "the decision 'respond' needs a value; pass a text"),
+    ("review", ("respond",), "'respond' needs a value; pass the text"),
     ("review", ("--answer", "{"), "--answer '{' is not JSON"),
     ("review", ("--answer", "5"), "--answer is 5; expected"),
     (
@@ -231,8 +231,8 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ),
     ("batch", ("respond", "x"), "is 'respond'; expected one of approve, edit, reject"),
     ("batch", ("edit", "{}"), "is about 2 tool calls; pass a decision for each tool call"),
-    ("plain", ("approve",), "is not about a tool call; answer it with respond TEXT"),
-    ("plain", ("respond",), "is not about a tool call; answer it with respond TEXT"),
+    ("plain", ("approve",), "is not about a tool call; to answer it, use 'respond TEXT'"),
+    ("plain", ("respond",), "is not about a tool call; to answer it, use 'respond TEXT'"),
     ("plain", ("--answer", "yes"), "--answer 'yes' is not JSON"),
 ]
 

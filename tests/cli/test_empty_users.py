@@ -117,7 +117,7 @@ def test_blank_user_of_python_call_is_refused(user: str, tmp_path: Path) -> None
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
         with pytest.raises(ConfigurationError, match="expected a user name"):
             search_threads(saver, store, "tea", user=user)
-        with pytest.raises(InvalidConfig, match="expected text with a visible character"):
+        with pytest.raises(InvalidConfig, match="expected text that has a visible character"):
             Collection(store).insert("tea", config={"configurable": {"user_id": user}})
         assert store.list_namespaces() == []
 

@@ -111,7 +111,7 @@ def test_import_skips_and_names_broken_parts(tmp_path: Path) -> None:
         ("no content", "broken-8"),
         ("no conversation", None),
         ("no conversation", None),
-        ("the message is not an object", "odd"),
+        ("the message is not a JSON object", "odd"),
         ("unknown content 'hologram'", "broken-9"),
         ("unknown role 'None'", "broken-6"),
         ("unknown role 'robot'", "broken-5"),
@@ -479,7 +479,7 @@ def test_import_continues_after_thread_of_invalid_user(tmp_path: Path) -> None:
 
     assert (report["conversations"], report["by_user"]) == (3, {"ann": 1, "bob": 1})
     assert [entry["conversation"] for entry in report["skipped"]] == ["blank"]
-    assert "expected text with a visible character" in report["skipped"][0]["reason"]
+    assert "expected text that has a visible character" in report["skipped"][0]["reason"]
 
 
 def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_edited_question_of_claude_is_a_branch_and_faults_are_named(tmp_path: Pa
     file = write_json(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
 
     assert [reason for reason, _ in import_and_read_problems(file)] == [
-        "the message is not an object",
+        "the message is not a JSON object",
         "unknown sender 'robot'",
         "unknown content 'hologram'",
         "no content",

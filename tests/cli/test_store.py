@@ -377,7 +377,7 @@ INVALID_COMMANDS = {
     "NaN": 'put a k {"x":NaN}|$.x is nan, which JSON cannot represent',
     "reserved": "put langgraph k {}|which is reserved for langgraph",
     "label": "put a//b k {}|has the label ''",
-    "root": "put / k {}|the namespace is empty; give at least one label, like memories",
+    "root": "put / k {}|the namespace is empty; pass at least one label, like 'memories'",
     "ttl": "put a k {} --ttl 0|--ttl is 0.0 minutes; expected more than zero",
     "as-of": "get a k --as-of noon|Invalid value for '--as-of': 'noon' is not a time",
     "mode": "search a x --mode fuzzy|Invalid value for '--mode'",

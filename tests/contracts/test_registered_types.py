@@ -451,7 +451,8 @@ def test_erase_fails_without_changes_if_texts_function_fails(texts: Any) -> None
     with SQLiteCheckpointer.open(":memory:", types=types) as saver:
         run_turn_with_sheets(saver, Sheet(["x"]))
         with pytest.raises(
-            SerializationError, match=r"the texts function .* values of the registered type"
+            SerializationError,
+            match=r"the function passed as texts= .* values of the registered type",
         ):
             saver.erase("t", ["m1"])
         assert [item.value.text for item in saver.history("t")] == [MESSAGE_TEXT, "and another"]

@@ -220,7 +220,7 @@ class AsyncCounter:
 )
 def test_async_counting_function_is_refused(counter: Any) -> None:
     """A coroutine that a lambda returns is refused when it is called."""
-    with pytest.raises(ConfigurationError, match="which is async"):
+    with pytest.raises(ConfigurationError, match="which is an async function"):
         trim(max_tokens=5, token_counter=counter)
     hidden: Any = lambda messages: count_async(messages)  # noqa: E731
     with pytest.raises(ConfigurationError, match="expected a number of tokens"):

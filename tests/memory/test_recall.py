@@ -432,7 +432,7 @@ def test_recall_needs_user_and_refuses_reserved_namespace(
     """A missing or invalid user id is an error. A prefix of a user id recalls nothing."""
     with pytest.raises(InvalidConfig, match="no 'user_id'"):
         recall_as_ann("the train", store, config={"configurable": {}})
-    with pytest.raises(InvalidConfig, match="with a visible character"):
+    with pytest.raises(InvalidConfig, match="has a visible character"):
         recall_as_ann("the train", store, config={"configurable": {"user_id": 7}})
     with pytest.raises(InvalidNamespace, match="own records"):
         recall_as_ann("the train", store, namespace=[("perdure", "quarantine")])

@@ -144,7 +144,7 @@ def test_invalid_team_names_are_refused(team_values: Any) -> None:
 
 
 def test_team_must_be_one_of_teams() -> None:
-    with pytest.raises(InvalidConfig, match="expected one of the run's 'teams'"):
+    with pytest.raises(InvalidConfig, match="which is not one of the run's 'teams'"):
         read_run_teams(make_config(team="blue", teams=["red"]))
 
 
@@ -275,7 +275,7 @@ def test_invalid_namespaces_or_both_options_are_refused() -> None:
     for invalid_value in invalid_values:
         with pytest.raises(ConfigurationError, match="'namespaces' is"):
             use_memories(namespaces=invalid_value)
-    with pytest.raises(ConfigurationError, match="'namespaces' is"):
+    with pytest.raises(ConfigurationError, match="'namespaces' cannot be combined"):
         use_memories(namespace=("notes", "{user_id}"), namespaces=BOTH)
 
 

@@ -348,7 +348,7 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     "a card number": (
         make_patch_answer(make_operation("add", "/likes/-", "4111 1111 1111 1111")),
         "'/likes/0' cannot be stored: the text contains the number of a payment card "
-        "(rejected by the check 'secrets'); leave this value out",
+        "(rejected by the check 'secrets'); omit this value",
     ),
     "what a check refuses": (
         make_patch_answer(make_operation("add", "/likes/-", "beer")),
@@ -403,13 +403,13 @@ def test_profile_is_unchanged_after_all_retries_fail(
     with OpenAIServer([reply] * 4) as server:
         node = make_node(server, profile, on_failure=on_failure)
         if on_failure == "raise":
-            with pytest.raises(ModelFailed, match="asked 3 times"):
+            with pytest.raises(ModelFailed, match="model calls: 3"):
                 node.learn(CONVERSATION, ANN)
         else:
             with caplog.at_level(logging.WARNING, "perdure"):
                 update = node.learn(CONVERSATION, ANN)
             assert profile.get(ANN) == before
-            assert "asked 3 times" in update.fault
+            assert "model calls: 3" in update.fault
             assert "the profile was not updated" in caplog.text
         assert len(server.requests) == 3
     assert len(profile.history(ANN)) == 1
@@ -418,7 +418,7 @@ def test_profile_is_unchanged_after_all_retries_fail(
 def test_permanent_model_error_is_not_retried(profile: Profile[Person]) -> None:
     """An invalid API key is an example."""
     with OpenAIServer([Failure(401, "no such key")] * 2) as server:
-        with pytest.raises(ModelFailed, match="asked once"):
+        with pytest.raises(ModelFailed, match=r"model calls: 1\)"):
             make_node(server, profile).learn(CONVERSATION, ANN)
         assert len(server.requests) == 1
 
@@ -508,9 +508,9 @@ def test_change_based_on_non_user_messages_is_refused(
     conversation = [HumanMessage("Where do I live?"), *TOOL_MESSAGES, oracle]
     with OpenAIServer([make_patch_answer({**GHENT, "messages": [number]})] * 2) as server:
         node = make_node(server, profile, retries=1, on_failure="keep")
-        assert "asked 2 times" in node.learn(conversation, ANN).fault
+        assert "model calls: 2" in node.learn(conversation, ANN).fault
         assert (
-            "leave out information that came only from the assistant or a tool"
+            "omit information that came only from the assistant or a tool"
             in server.shown()[1][1]
         )
     assert profile.history(ANN) == []
@@ -685,7 +685,7 @@ def test_update_gives_up_after_repeated_conflicts(
     ("options", "expected_message"),
     [
         ({"profile": Person}, "expected a Profile"),
-        ({"profile": []}, "expected one or both of .* profile="),
+        ({"profile": []}, "expected a list with one or both of .* profile="),
         ({"model": RunnableLambda(str)}, "cannot return structured answers"),
         ({"model": None}, "model is None"),
         ({"prompt": " "}, "prompt is ' '"),

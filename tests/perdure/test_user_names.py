@@ -66,7 +66,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
         validate_key_user_name(name)
     assert extract_teams_of_user(SimpleNamespace(teams=["red", name])) == frozenset()
     assert read_run_user(config) is None
-    with pytest.raises(InvalidConfig, match="expected text with a visible character"):
+    with pytest.raises(InvalidConfig, match="expected text that has a visible character"):
         Template(("memories", "{user_id}")).fill(config)
     with pytest.raises(InvalidConfig, match="the run has the team"):
         parse_run_teams(name, None)

@@ -127,7 +127,9 @@ def test_import_of_unsuitable_value_fails_or_skips_it(
     assert TransferReport(0, 0, 4, 1) == second_report
     assert "skipped: item 'k2' in ('a',)" in caplog.text
     wrong: Any = "ignore"
-    with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
+    with pytest.raises(
+        ConfigurationError, match="the argument 'on_unsuitable' is 'ignore'; expected one of"
+    ):
         file_store.import_from(source, on_unsuitable=wrong)
 
 

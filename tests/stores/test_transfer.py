@@ -232,7 +232,7 @@ def test_import_of_bare_values_uses_namespace_and_content_key(file_store: SQLite
         {"text": "tea"},
     ]
     assert [item.version for item in file_store.history(A, "named")] == [1, 2]
-    with pytest.raises(ImportFailed, match="line 1: the line has no namespace"):
+    with pytest.raises(ImportFailed, match="line 1: the line has no field 'namespace'"):
         file_store.import_lines(['{"text": "tea"}'])
     with pytest.raises(ImportFailed, match=r"line 1: the key is 7; expected a JSON string"):
         file_store.import_lines(['{"key": 7}'], namespace=A)

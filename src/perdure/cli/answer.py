@@ -55,6 +55,14 @@ _INHERITED_METADATA: Final = (
 )
 """Metadata of the head that the checkpoints of the resumed run inherit."""
 _KEY_VARIABLE: Final = "PERDURE_API_KEY"
+_MISSING_VALUE_MESSAGES: Final = {
+    "edit": (
+        "'edit' needs a value; pass the new arguments as JSON, such as: "
+        """edit '{"city": "Ghent"}'"""
+    ),
+    "respond": "'respond' needs a value; pass the text, such as: respond 'ask the user first'",
+}
+"""The error messages for actions that need a value, if no value was passed."""
 
 
 class _Answer(NamedTuple):
@@ -123,7 +131,7 @@ def answer(
         str | None,
         typer.Argument(
             metavar="[VALUE]",
-            help="The new arguments as JSON (edit), or a message (reject, respond).",
+            help="JSON arguments for edit, or a message for reject or respond.",
         ),
     ] = None,
     json_text: Annotated[
@@ -134,9 +142,7 @@ def answer(
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="The question's number, if several questions are open."
-        ),
+        typer.Option(min=1, metavar="N", help="The number of the question, if several are open."),
     ] = None,
     graphs: Annotated[
         str | None,
@@ -144,11 +150,13 @@ def answer(
     ] = None,
     graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Resume with this graph, not the one of the last run."),
+        typer.Option(
+            metavar="NAME", help="Resume with this graph instead of the last run's graph."
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Resume on this server. PERDURE_API_KEY is the API key."),
+        typer.Option(metavar="URL", help="Resume on this server (API key: PERDURE_API_KEY)."),
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -167,8 +175,8 @@ def answer(
         )
     if url is not None and (graphs, db) != (None, None):
         raise ConfigurationError(
-            "--url selects a server, which has its own graphs and database; remove --graphs and "
-            "--db"
+            "--url cannot be combined with --graphs or --db, because the server has its own graphs "
+            "and database; remove --graphs and --db"
         )
     if url is not None:
         thread_id, question_id, resume_value, outcome = _answer_question_on_server(
@@ -279,7 +287,8 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
         inputs = answer.get("decisions", [answer]) if isinstance(answer, dict) else answer
         if not isinstance(inputs, list) or not all(isinstance(item, dict) for item in inputs):
             raise ConfigurationError(
-                f'--answer is {answer!r:.80}; expected {{"decisions": [{{"type": "approve"}}]}}'
+                f"--answer is {answer!r:.80}; expected a JSON object like "
+                '{"decisions": [{"type": "approve"}]}'
             )
         if len(inputs) != len(calls):
             raise ConfigurationError(
@@ -302,7 +311,7 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
         if action != "respond" or value is None:
             raise ConfigurationError(
                 f"the question {_convert_to_str_or_json(question['value'])!r:.80} is not about a "
-                "tool call; answer it with respond TEXT or --answer JSON"
+                "tool call; to answer it, use 'respond TEXT' or '--answer JSON'"
             )
         return value
     if action == "approve" and value is not None:
@@ -310,11 +319,8 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
             f"'approve' accepts no value, but the value {value!r:.80} was passed; remove the "
             "value, or use 'edit'"
         )
-    if action in ("edit", "respond") and value is None:
-        expected = "the new arguments as JSON" if action == "edit" else "a text"
-        raise ConfigurationError(
-            f"the decision {action!r} needs a value; pass {expected} after {action!r}"
-        )
+    if value is None and action in _MISSING_VALUE_MESSAGES:
+        raise ConfigurationError(_MISSING_VALUE_MESSAGES[action])
     if action == "edit" and len(calls) > 1:
         raise ConfigurationError(
             f"'edit' applies to one tool call, but the question is about {len(calls)} tool calls; "
@@ -339,7 +345,7 @@ def _answer_question_in_database(
         if database.settings.graphs is None:
             raise ConfigurationError(
                 "no graphs are configured; pass --graphs FILE with the langgraph.json that names "
-                "the graph, or --url URL of the server that runs the graph"
+                "the graph, or --url with the URL of the server that runs the graph"
             )
         try:
             thread_id = find_thread_head(database, id_or_prefix).thread_id

@@ -206,11 +206,11 @@ OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="The owners of threads: people or organisations.",
+        help="The kind of thread owners: people or organisations.",
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be removed, without removing it.")
 ]
 NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 QueryOption = Annotated[

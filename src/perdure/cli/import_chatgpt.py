@@ -232,7 +232,7 @@ def _read_message_part(message: Any) -> _MessagePart:
         MalformedPart: The message is malformed, or has an unknown role or kind of content.
     """
     if not isinstance(message, dict):
-        raise MalformedPart("the message is not an object")
+        raise MalformedPart("the message is not a JSON object")
     role, content = get_by_path(message, dict, "author").get("role"), message.get("content")
     if role not in ("user", "assistant", "system", "tool"):
         raise MalformedPart(f"unknown role {shorten_line(role, 40)!r}")

@@ -94,7 +94,7 @@ def _convert_claude_chat_message(
     Merge adjacent pieces of the same kind, such as text or tool calls, into one message.
     """
     if not isinstance(message, dict):
-        raise MalformedPart("the message is not an object")
+        raise MalformedPart("the message is not a JSON object")
     role = _ROLES.get(get_by_path(message, str, "sender"))
     if role is None:
         raise MalformedPart(f"unknown sender {shorten_line(message.get('sender'), 40)!r}")

@@ -177,7 +177,7 @@ def _convert_librechat_message(
         MalformedPart: The message is not an object, or its sender is missing.
     """
     if not isinstance(message, dict):
-        raise MalformedPart("the message is not an object")
+        raise MalformedPart("the message is not a JSON object")
     is_user = message.get("isCreatedByUser")
     role = "user" if is_user is True or message.get("sender") == "User" else "assistant"
     if not isinstance(is_user, bool) and not isinstance(message.get("sender"), str):
