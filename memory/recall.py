@@ -643,7 +643,7 @@ class RecallReport(NamedTuple):
     def __str__(self) -> str:
         total, right = len(self.questions), len(self.questions) - len(self.missed)
         measures = f"recall@{self.limit} {self.recall:.3f}, MRR {self.mrr:.3f}"
-        last = f"{measures}: {right} of {total} questions recall what they should"
+        last = f"{measures}: expected memories recalled for {right} of {total} questions"
         return "\n".join([*map(str, self.questions), last])
 
 

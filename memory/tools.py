@@ -299,7 +299,11 @@ def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> R
         team_names = ", ".join(to_prompt_json(name) for name in teams)
         raise ToolException(
             f"Nothing was stored: the user is not in the team {to_prompt_json(team[:80])}. "
-            + (f"The user's teams are {team_names}." if team_names else "Call it without a team.")
+            + (
+                f"The user's teams are {team_names}."
+                if team_names
+                else "Call the tool again without a team."
+            )
         )
     return choose_team(config, team)
 

@@ -262,7 +262,7 @@ def _parse_filter_document(
                 )
             )
         elif key in OPERATORS:
-            advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
+            advice = f'put {key} into the condition of a field: {{"field": {{"{key}": …}}}}'
             raise _build_filter_error(
                 key_path, "expected a field name, $and, $or or $not", key, advice
             )

@@ -392,9 +392,10 @@ class Searcher:
         if missing_count:
             self._indexes.warned_lacking = True
             _LOG.warning(
-                "%d of %d items are found by their words only, because they have no vectors of the "
-                "store's model: the embedder failed, or a reembed() was interrupted. Unless "
-                "reembed() is running, call it (in the shell: perdure store reembed)",
+                "%d of %d items can be found only by their words, because they have no vectors "
+                "from the store's embedding model. Either the embedder failed, or a reembed() "
+                "was interrupted. Unless reembed() is running now, call reembed() or run "
+                "'perdure store reembed'",
                 missing_count,
                 len(cosines),
             )

@@ -291,7 +291,10 @@ def test_answer_prints_error_of_failed_run(db: Path, graphs: str) -> None:
     result = invoke("answer", "t", "respond", "yes", "--graphs", graphs)
 
     assert result.exit_code == 1
-    assert "is stored, but the run failed: ValueError: no such account" in result.stderr
+    assert (
+        "was stored in the thread 't', but the run failed: ValueError: no such account"
+        in result.stderr
+    )
 
 
 def test_answer_waits_for_lock_of_thread(

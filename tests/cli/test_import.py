@@ -103,7 +103,7 @@ def test_import_skips_and_names_broken_parts(tmp_path: Path) -> None:
         "ai: I will keep that in mind",
     ]
     assert sorted(import_and_read_problems(file), key=lambda problem: problem[0]) == [
-        ("'mapping' is missing or not an object", None),
+        ("'mapping' is missing or is not a JSON object", None),
         ("'parts' is not a list", "broken-10"),
         ("is its own ancestor, so it was imported as a first message", "loop"),
         ("its parent is missing, so it was imported as a first message", "lost"),

@@ -82,7 +82,7 @@ def test_report_prints_line_per_question_and_measures(store: SQLiteStore) -> Non
 
     assert lines[0] == "   1  Where does Ann live? -> home"
     assert lines[1] == "-, -  Ghent? -> cats and Ghent"
-    assert lines[2] == "recall@10 0.500, MRR 0.500: 1 of 2 questions recall what they should"
+    assert lines[2] == "recall@10 0.500, MRR 0.500: expected memories recalled for 1 of 2 questions"
 
 
 def test_check_recall_works_with_langgraph_store() -> None:

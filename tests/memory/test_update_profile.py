@@ -510,8 +510,7 @@ def test_change_based_on_non_user_messages_is_refused(
         node = make_node(server, profile, retries=1, on_failure="keep")
         assert "model calls: 2" in node.learn(conversation, ANN).fault
         assert (
-            "omit information that came only from the assistant or a tool"
-            in server.shown()[1][1]
+            "omit information that came only from the assistant or a tool" in server.shown()[1][1]
         )
     assert profile.history(ANN) == []
 

@@ -291,14 +291,16 @@ def test_items_not_yet_reembedded_are_found_by_words_only(
             assert {f"k{n}" for n in range(256, 300)} == set(list_item_keys(results[-pending:]))
             assert [0] * pending == [item.score for item in results[-pending:]]
         by_words = list_item_keys(store.search(A, query="word299", limit=1))
-        warnings = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
+        warnings = [
+            r.getMessage() for r in caplog.records if "only by their words" in r.getMessage()
+        ]
         past = store.search(A, query="tea", as_of=results[0].valid_from)
         done, pending_after = store.reembed(), store.stats().pending
         first = list_item_keys(store.search(A, query="word299", mode="semantic", limit=1))
 
     assert (pending, pending_after) == (44, 0)
     assert len(warnings) == 1
-    assert warnings[0].startswith("44 of 300 items are found by their words only")
+    assert warnings[0].startswith("44 of 300 items can be found only by their words")
     assert by_words == first == ["k299"]
     assert done >= pending
     assert past

@@ -413,7 +413,7 @@ async def _resume_run(
             except Exception as exc:
                 reason = format_as_single_line(f"{type(exc).__name__}: {exc}", _MAX_TEXT)
                 _refuse_answer(
-                    f"the answer to the thread {thread_id!r} is stored, but the run failed: "
+                    f"the answer was stored in the thread {thread_id!r}, but the run failed: "
                     f"{reason}"
                 )
         new_head = await saver.ahead(thread_id)
@@ -558,7 +558,7 @@ def _answer_question_on_server(
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
             reason = format_as_single_line(_convert_to_str_or_json(values["__error__"]), _MAX_TEXT)
             _refuse_answer(
-                f"the answer to the thread {thread_id!r} is stored, but the run failed: {reason}"
+                f"the answer was stored in the thread {thread_id!r}, but the run failed: {reason}"
             )
         new_thread = client.threads.get(thread_id)
     open_questions = [

@@ -60,7 +60,7 @@ def build_chatgpt_conversation(export: Mapping[str, Any]) -> Conversation:
     name = get_by_path(export, str, "conversation_id") or export.get("id")
     conversation = build_conversation_without_messages(name, export, _FIELD_NAMES, sorted(tree))
     if not tree and export.get("mapping") != {}:
-        conversation.add_problem("'mapping' is missing or not an object")
+        conversation.add_problem("'mapping' is missing or is not a JSON object")
     parts: dict[str, _MessagePart] = {}
     for key, (_, message) in tree.items():
         # The root node of the tree has no message.

@@ -56,7 +56,7 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
         export.get("id") or chat.get("id"), fields, names, sorted(tree)
     )
     if not isinstance(history.get("messages"), dict):
-        conversation.add_problem("'history.messages' is not an object")
+        conversation.add_problem("'history.messages' is not a JSON object")
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
     for key, message in tree.items():
