@@ -212,9 +212,7 @@ class Searcher:
     ) -> RankExplanation:
         """Return an explanation of an item's rank for a query."""
         if query is None:
-            raise ConfigurationError(
-                "why_not requires a query; pass text that is not blank as query="
-            )
+            raise ConfigurationError("why_not needs a query; pass text that is not blank as query=")
         read, reader = self._parts.database.read, self._parts.reader
         if not path.startswith(selection.prefix):
             return RankExplanation("the item is not under the prefix")
