@@ -167,7 +167,7 @@ def check_store_options(**options: Any) -> Options:
     if error["type"] in ("extra_forbidden", "invalid_key"):
         allowed = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
         raise ConfigurationError(
-            f"{name} has the unknown setting {subkeys[0]!r}; "
+            f"the argument {name!r} has the unknown setting {subkeys[0]!r}; "
             f"{build_unknown_name_hint(subkeys[0], allowed)}"
         )
     setting = name

@@ -329,7 +329,8 @@ class Transfer:
             raise ImportFailed(f"{item_name}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ImportFailed(
-                f"{item_name}: {exc}; expected the format that export() writes"
+                f"{item_name}: the item cannot be read ({exc}); expected the format that export() "
+                "writes"
             ) from exc
 
 

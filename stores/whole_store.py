@@ -267,10 +267,13 @@ class WholeStore(DatabaseOwner, Store):
         expression = build_index_expression(check_index_path(path), "value")
         is_encrypted = self._parts.records.is_encrypted
         if is_encrypted or not self._parts.reader.values.supports_indexes:
-            reason = "are encrypted" if is_encrypted else "are stored as bytes in this database"
+            reason = (
+                "the values in this store are encrypted"
+                if is_encrypted
+                else "the values in this database are stored as bytes"
+            )
             raise ConfigurationError(
-                f"values in this store {reason}, so paths cannot be indexed; filter without an "
-                "index"
+                f"cannot index the path {path!r}, because {reason}; filter without an index"
             )
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=build_json_path_index_name(path), expression=expression)
