@@ -525,14 +525,14 @@ def _describe_memory_change_outcome(outcome: Outcome) -> str:
     if change == "unchanged":
         return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
     if change in ("quarantined", "refused"):
-        reviewed = "somebody has to review it first: " if change == "quarantined" else ""
+        reviewed = "a person must review the text first: " if change == "quarantined" else ""
         raise ToolException(
             f"Nothing was stored: {reviewed}{reason}. Call the tool again without the rejected "
             "part, or store nothing. Do not tell the user that a memory was stored."
         )
     note = f" Note: {reason}." if reason else ""
     if change == "added":
-        return f"Kept. Its id is {outcome.key}.{note}"
+        return f"Stored. The memory's id is {outcome.key}.{note}"
     return f"Done: the memory {outcome.key} is {change}.{note}"
 
 

@@ -543,7 +543,7 @@ def _check_user_and_build_person_rows(
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
     """Validate a person's name, and return a `PersonRows` object for the person."""
-    check_user("user", user, "pass the name of the person")
+    check_user("the argument 'user'", user, "pass the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
         owners_are_people = not may_owners_be_organisations(saver.database)

@@ -104,7 +104,7 @@ _FILLERS: Final = frozenset(
 `Default_Ignorable_Code_Point`, and the blank of Braille."""
 
 
-def check_user(name: str, user: Any, remedy: str = "omit it to use the default user") -> str:
+def check_user(name: str, user: Any, remedy: str = "omit the name to use the default user") -> str:
     """Validate and return a user name from an option, a variable or a request.
 
     An empty name usually comes from an unset environment variable. An empty name must not be taken
@@ -119,8 +119,9 @@ def check_user(name: str, user: Any, remedy: str = "omit it to use the default u
         ConfigurationError: The value is not a valid name; see `is_valid_user_or_team_name`.
     """
     if not is_valid_user_or_team_name(user):
-        rule = "other than '.' and '..'" if user in (".", "..") else "that is not blank"
-        raise ConfigurationError(f"{name} is {user!a:.80}; expected a user name {rule}; {remedy}")
+        raise ConfigurationError(
+            f"{name} is {user!a:.80}; expected a user name that is not blank, '.' or '..'; {remedy}"
+        )
     return user
 
 
@@ -246,7 +247,7 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_user("user", self.user)
+        check_user("the setting 'user'", self.user)
 
 
 _SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
@@ -289,8 +290,8 @@ def is_dsn(db: str) -> bool:
     if "://" in db:
         # Omit the value from the error message, because the value may contain a password.
         raise ConfigurationError(
-            "the database looks like a connection string in an unsupported format; expected "
-            "postgresql://user@host/database"
+            "the database is a URL with an unsupported scheme; expected "
+            "postgresql://user@host/database, or the path of a file"
         )
     return False
 

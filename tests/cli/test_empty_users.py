@@ -44,8 +44,8 @@ def test_blank_user_option_is_refused(
 
     message = run_and_read_error(*command, "--user", user, capsys=capsys)
     assert message == (
-        f"--user is {user!r}; expected a user name that is not blank; omit it to use "
-        "the default user\n"
+        f"--user is {user!r}; expected a user name that is not blank, '.' or '..'; omit the name "
+        "to use the default user\n"
     )
     assert list_memory_texts() == ["drinks green tea"]
     assert run_json("threads") == []
@@ -76,7 +76,9 @@ def test_blank_user_option_does_not_mean_all_users(
     before = list_memory_texts()
 
     message = run_and_read_error(*command, "--user", user, capsys=capsys)
-    assert message.startswith(f"--user is {user!r}; expected a user name that is not blank; ")
+    assert message.startswith(
+        f"--user is {user!r}; expected a user name that is not blank, '.' or '..'; "
+    )
     assert message.endswith(f"{expected_remedy}\n")
     assert list_memory_texts() == before
     assert len(run_json("threads")) == 1

@@ -366,7 +366,7 @@ def test_import_merges_another_database_of_perdure(
             "expected ID=NEW|no thread 'no'",
             run_and_read_error("import", *arguments, capsys=capsys),
         )
-    assert "databases of perdure" in run_and_read_error(
+    assert "perdure databases" in run_and_read_error(
         "import", str(create_empty_langgraph_database(tmp_path)), "--as", "a=b", capsys=capsys
     )
 
@@ -434,7 +434,7 @@ def test_import_of_langgraph_database_keeps_checkpoints(tmp_path: Path) -> None:
     assert [entry["conversation"] for entry in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
     assert read_memory_texts() == ["user: I like figs"]
-    assert "imported databases keep their thread ids" in str(
+    assert "imported from a database keep their ids" in str(
         invoke("import", str(old), "--prefix", "x").exception
     )
 

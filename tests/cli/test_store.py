@@ -378,7 +378,7 @@ INVALID_COMMANDS = {
     "reserved": "put langgraph k {}|which is reserved for langgraph",
     "label": "put a//b k {}|has the label ''",
     "root": "put / k {}|the namespace is empty; pass at least one label, like 'memories'",
-    "ttl": "put a k {} --ttl 0|--ttl is 0.0 minutes; expected more than zero",
+    "ttl": "put a k {} --ttl 0|--ttl is 0.0; expected a number of minutes greater than 0",
     "as-of": "get a k --as-of noon|Invalid value for '--as-of': 'noon' is not a time",
     "mode": "search a x --mode fuzzy|Invalid value for '--mode'",
     "limit": "search a --limit -1|Invalid value for '--limit'",

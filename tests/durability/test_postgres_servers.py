@@ -117,7 +117,7 @@ def test_postgres_store_refuses_invalid_option_by_name(invalid_option: dict[str,
 def test_refusal_by_running_server_is_not_reported_as_unreachable(options: dict[str, Any]) -> None:
     """The error gives advice other than to retry."""
     missing_database_dsn = make_conninfo(postgres_server.dsn(), dbname="not_there")
-    with pytest.raises(ConfigurationError, match="check user, password and database"):
+    with pytest.raises(ConfigurationError, match="check the user, password and database name"):
         PostgresStore.open(missing_database_dsn, **options)
     role = postgres_server.dsn_of_role("may_nothing", owner=False)
     with pytest.raises(StorageError, match="grant the privilege to the role"):

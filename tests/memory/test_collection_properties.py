@@ -283,7 +283,7 @@ def _parse_tool_answer(message: ToolMessage) -> Any:
 
 
 _CHANGES_BY_WORDS = {
-    "Kept.": "added",
+    "Stored.": "added",
     "is updated": "updated",
     "is superseded": "superseded",
     "is deleted": "deleted",

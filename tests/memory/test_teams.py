@@ -230,9 +230,9 @@ def test_tool_writes_to_user_unless_model_names_own_team(store: Any) -> None:
     manage = manage_memory(store=store, team_namespace=TEAM)
     search = search_memory(store=store, namespaces=BOTH, min_score=0)
     ann, bob = make_config(teams=["red", "blue"]), make_config("bob", teams=["red"])
-    assert "Kept" in call_tool(manage, ann, action="create", text="Ann likes figs")
+    assert "Stored" in call_tool(manage, ann, action="create", text="Ann likes figs")
     kept = call_tool(manage, ann, action="create", text="The office has figs", team='"red"')
-    assert "Kept" in kept
+    assert "Stored" in kept
     places = sorted(store.list_namespaces())
     assert [place for place in places if place[0] != "perdure"] == [
         ("memories", "ann"),
@@ -245,7 +245,7 @@ def test_tool_writes_to_user_unless_model_names_own_team(store: Any) -> None:
     assert "office" in call_tool(search, bob, query="figs")
     assert "Ann likes" not in call_tool(search, bob, query="figs")
     assert "Ann likes" in call_tool(search, ann, query="figs")
-    key = kept.removeprefix("Kept. Its id is ").split(".")[0]
+    key = kept.removeprefix("Stored. The memory's id is ").split(".")[0]
     changed = call_tool(
         manage, bob, action="supersede", id=key, text="The office has dates", team="red"
     )

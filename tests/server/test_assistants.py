@@ -249,7 +249,7 @@ def test_default_assistants_of_graphs_cannot_be_changed(sdk: SyncLangGraphClient
             lambda at=at: sdk.assistants.set_latest(at, 1),
         ):
             with pytest.raises(
-                PermissionDeniedError, match="create another assistant of the graph"
+                PermissionDeniedError, match="create another assistant for the graph"
             ):
                 call()
 
@@ -298,11 +298,11 @@ INVALID_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"if_exists": "maybe"}, "if_exists is 'maybe'"),
     ({"config": {"recursion_limit": 0}}, "recursion_limit is 0"),
     ({"config": {"callbacks": []}}, "config.callbacks is []"),
-    ({"config": {"configurable": {"user_id": "bob"}}}, "'user_id' is 'bob'"),
-    ({"config": {"configurable": {"thread_id": "t"}}}, "'thread_id' is 't'"),
-    ({"config": {"configurable": {"checkpoint_id": "c"}}}, "'checkpoint_id' is 'c'"),
-    ({"config": {"configurable": {"__pregel_store": 1}}}, "'__pregel_store' is 1"),
-    ({"context": {"owner": "bob"}}, "'owner' is 'bob'"),
+    ({"config": {"configurable": {"user_id": "bob"}}}, "'user_id' to 'bob'"),
+    ({"config": {"configurable": {"thread_id": "t"}}}, "'thread_id' to 't'"),
+    ({"config": {"configurable": {"checkpoint_id": "c"}}}, "'checkpoint_id' to 'c'"),
+    ({"config": {"configurable": {"__pregel_store": 1}}}, "'__pregel_store' to 1"),
+    ({"context": {"owner": "bob"}}, "'owner' to 'bob'"),
     ({"metadata": {"n": 1 << 70}}, "71 bits"),
     ({"metadata": {"n": "x" * 70_000}}, "64000"),
     ({"context": {"n": "x" * 256_000}}, "expected at most 256000"),
@@ -643,5 +643,5 @@ def test_auth_file_without_assistants_handler_allows_only_default_assistants(
         assert run_and_read_seen(sdk, "tells")["model"] is None
         with pytest.raises(httpx.HTTPStatusError, match="422"):
             run_and_read_seen(sdk, at)
-        with pytest.raises(PermissionDeniedError, match="no handler allows"):
+        with pytest.raises(PermissionDeniedError, match="no handler is registered for it"):
             sdk.assistants.get(at)

@@ -186,7 +186,7 @@ def test_action_without_matching_handler_is_denied(tmp_path: Path) -> None:
 
     assert authorize_action(access, "threads:read") == {}
     for action in ("threads:create", "store:get", "assistants:search"):
-        with pytest.raises(Forbidden, match="no handler allows"):
+        with pytest.raises(Forbidden, match="no handler is registered for it"):
             authorize_action(access, action)
 
 

@@ -265,7 +265,9 @@ def test_keys_filter_threads_by_owner_except_for_admin(keys_file: Path) -> None:
 
     assert build_filter("ann") == {"owner": "ann"}
     assert build_filter("root", ADMIN_PERMISSION) == {}
-    with pytest.raises(Forbidden, match="expected a namespace of a label and the user"):
+    with pytest.raises(
+        Forbidden, match="expected a namespace that consists of a label and the user"
+    ):
         asyncio.run(
             keys.authorize_and_build_filter(
                 Identity("ann"), "store:get", {"namespace": ("memories",)}

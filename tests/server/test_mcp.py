@@ -109,7 +109,7 @@ async def check_every_tool(client: Client) -> None:
     kept = join_texts(
         await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."})
     )
-    assert kept.startswith("Kept.")
+    assert kept.startswith("Stored.")
     key = kept.split()[-1].rstrip(".")
     again = join_texts(
         await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."})
@@ -178,7 +178,7 @@ async def check_corrections(client: Client) -> None:
     key = kept.split()[-1].rstrip(".")
     corrected = {"text": "Ann no longer keeps bees.", "key": key}
     done = join_texts(await client.call_tool("remember", corrected))
-    assert done == f"Kept in place of what the memory said until now. Its id is still {key}."
+    assert done == f"The memory's previous text was replaced. The memory's id is still {key}."
     assert key in join_texts(await client.call_tool("remember", corrected))
 
     [line] = parse_memories(
@@ -188,11 +188,13 @@ async def check_corrections(client: Client) -> None:
     assert [each["memory"] for each in line["before"]] == ["Ann keeps bees."]
 
     other = join_texts(await client.call_tool("remember", {"text": "Ann plays chess.", "key": ""}))
-    assert other.startswith("Kept.")
+    assert other.startswith("Stored.")
     other = other.split()[-1].rstrip(".")
     same = await client.call_tool("remember", {"text": "Ann plays chess.", "key": key})
     assert same.is_error
-    assert join_texts(same).startswith(f"nothing was changed: the memory {other} already says this")
+    assert join_texts(same).startswith(
+        f"nothing was changed, because the memory {other} already contains"
+    )
     secret = {"text": "The password is hunter2-XyZ-99.", "key": other}
     assert (await client.call_tool("remember", secret)).is_error
     assert "chess" in join_texts(await client.call_tool("recall", {"query": "chess"}))
@@ -245,7 +247,9 @@ def test_remember_refuses_to_supersede_what_is_not_a_fact(
     with open_store(settings.db) as store:
         store.put(("memories", "ann"), "k", value)
 
-    with pytest.raises(InvalidValue, match=f"nothing was stored: the key 'k' is .*{kind_name}"):
+    with pytest.raises(
+        InvalidValue, match=f"nothing was stored, because the key 'k' is .*{kind_name}"
+    ):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="k")
 
     with open_store(settings.db) as store:

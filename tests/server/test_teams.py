@@ -365,9 +365,9 @@ def test_namespace_list_has_only_teams_of_user(
 
 def test_memory_tool_writes_only_into_teams_of_person(office: Office) -> None:
     """The argument of the tool is checked, and the item has the author."""
-    assert "Kept" in office.say("bob", "note red The kettle is Kayak")
+    assert "Stored" in office.say("bob", "note red The kettle is Kayak")
     assert "is not in the team" in office.say("bob", "note blue The kettle is Kayak")
-    assert "Kept" in office.say("bob", "note me The kettle of Bob is Canoe")
+    assert "Stored" in office.say("bob", "note me The kettle of Bob is Canoe")
     [item] = [each for each in office.items("teams") if "Kayak" in each.value["text"]]
     assert (item.namespace, item.provenance.author) == (("teams", "red"), "bob")
     assert "Kayak" in office.say("ann", "search kettle")
@@ -448,7 +448,7 @@ def test_next_run_does_not_use_team_removed_from_key(office: Office, tmp_path: P
 def test_erasure_removes_or_hands_over_what_person_wrote_for_team(office: Office) -> None:
     """The words of other members and of another tenant stay."""
     for user, word in (("bob", "Kayak"), ("ann", "Skiff")):
-        assert "Kept" in office.say(user, f"note red The kettle is {word}")
+        assert "Stored" in office.say(user, f"note red The kettle is {word}")
     archive = office.page("bob", "/people/bob/export").text
     assert ("Kayak" in archive, "Skiff" in archive) == (True, False)
     headers = {"x-api-key": "bob"}
@@ -545,11 +545,11 @@ def test_mcp_tools_use_teams_of_user(office: Office) -> None:
                 office, user, "forget", key="k", team=name
             )
     kept = use_tool(office, "bob", "remember", text="The kettle is Kayak", team="red")
-    key = kept.removeprefix("Kept. Its id is ").removesuffix(".")
+    key = kept.removeprefix("Stored. The memory's id is ").removesuffix(".")
     [item] = [each for each in office.items("teams") if each.key == key]
     assert (item.namespace, item.provenance.author) == (("teams", "red"), "bob")
     changed = use_tool(office, "ann", "remember", text="The kettle is Canoe", key=key, team="red")
-    assert "in place of" in changed
+    assert "was replaced" in changed
     [item] = [each for each in office.items("teams") if each.key == key]
     assert item.provenance.author == "ann"
     assert "Erased" in use_tool(office, "ann", "forget", key=key, team="red")

@@ -181,7 +181,7 @@ def test_new_tenant_cannot_be_opened_read_only(tmp_path: Path, component: str) -
     tenants.victim(component).close()
     dsn = postgres_server.dsn_of_role("an_owner")
     place = backends.Place(tmp_path / "x.db", dsn)
-    with pytest.raises(StorageError, match="has no data for the tenant 'attacker' yet"):
+    with pytest.raises(StorageError, match="is not set up for the tenant 'attacker' yet"):
         getattr(place, component)(key=KEY, tenant="attacker", read_only=True)
     tenants.attacker(component).close()
     getattr(place, component)(key=KEY, tenant="attacker", read_only=True).close()

@@ -251,7 +251,7 @@ def test_role_or_schema_without_row_level_security_is_refused(schema: str, tmp_p
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
     with pytest.raises(ConfigurationError, match="created without tenants"):
         PostgresCheckpointer.open(owner, schema=schema_without_tenants, tenant="acme")
-    with pytest.raises(ConfigurationError, match="created with tenants; pass"):
+    with pytest.raises(ConfigurationError, match="created with tenants; pass a tenant name"):
         PostgresStore.open(owner, schema=schema)
     with pytest.raises(ConfigurationError, match="expected None or a non-empty string"):
         PostgresStore(owner, tenant="")

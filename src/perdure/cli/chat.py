@@ -89,7 +89,7 @@ def chat(
     """
     if message is not None and not message.strip():
         raise ConfigurationError(
-            "--message is empty; pass a text, or remove --message to type your messages"
+            "--message is empty; pass some text, or remove --message to type your messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
         # With `--no-memory`, the run has an empty user id, so that background workers extract no

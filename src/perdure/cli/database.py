@@ -126,7 +126,7 @@ def retain(
         _build_rule_option("--idle-days", "DAYS", "Delete threads idle for over DAYS days."),
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option(help="Whether to erase memories of deleted threads.")
+        bool | None, typer.Option(help="Erase or keep memories from deleted threads.")
     ] = None,
     checkpoints_last: Annotated[
         int | None,

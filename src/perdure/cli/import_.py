@@ -89,7 +89,7 @@ def import_(
         bool, typer.Option("--no-memories", help="Do not extract memories.")
     ] = False,
     later: Annotated[
-        bool, typer.Option("--later", help="Let 'perdure worker' extract memories later.")
+        bool, typer.Option("--later", help="Leave memory extraction to 'perdure worker'.")
     ] = False,
     renamed: Annotated[
         list[str] | None,
@@ -144,8 +144,8 @@ def import_(
                     databases.append(str(copied if copied.exists() else path))
         if databases and prefix:
             raise ConfigurationError(
-                "--prefix cannot be used with a database, because imported databases keep their "
-                "thread ids; remove --prefix"
+                "--prefix cannot be used with a database, because threads that are imported from a "
+                "database keep their ids; remove --prefix"
             )
         conversations = reader.build_conversations()
         conversations.sort(
@@ -188,8 +188,8 @@ def import_(
         report.print_notes_about_unimported_content()
     if has_new_organisations:
         print_note(
-            "the owners of imported threads may be organisations; threads of this database that "
-            "have an owner and no user no longer count as a person's, unless you pass "
+            "the owners of the imported threads may be organisations; from now on, a thread in "
+            "this database that has an owner but no user belongs to a person only if you pass "
             "--owners people"
         )
     if report.is_empty:
@@ -399,10 +399,11 @@ class _ConversationFilesReader:
             ) from exc
         if not has_conversations:
             raise ImportFailed(
-                f"{label!r} {reason or 'contains no conversations'}; expected one of these: an "
-                "export of ChatGPT or Claude (ZIP, folder, conversations.json); an export of "
-                "Open WebUI or LibreChat; a session of Claude Code or Codex; the JSON of a "
-                "shared link; a JSONL file of messages; a database of LangGraph or perdure"
+                f"nothing can be imported from {label!r}, because it "
+                f"{reason or 'contains no conversations'}; expected one of these: a ChatGPT or "
+                "Claude export (ZIP, folder or conversations.json); an Open WebUI or LibreChat "
+                "export; a Claude Code or Codex session; the JSON of a shared link; a JSONL file "
+                "of messages; a LangGraph or perdure database"
             )
 
     def _read_conversations_or_explain_failure(

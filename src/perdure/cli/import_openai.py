@@ -103,7 +103,8 @@ class OpenAIBatches:
             )
         if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
             raise MalformedPart(
-                f"a batch request to {shorten_line(line['url'], 40)!r} contains no conversation"
+                f"a batch request to {shorten_line(line['url'], 40)!r} is not part of a "
+                "conversation"
             )
         request: dict[str, Any] = {
             "messages": _convert_openai_request_to_messages(body),
@@ -167,7 +168,7 @@ class OpenAIBatches:
             )
         answers = [*_iter_messages_of_each_answer(body)]
         if not answers:
-            raise MalformedPart("a batch response contains no message")
+            raise MalformedPart("a batch response contains no messages")
         request, created_at = requests[0][2], body.get("created") or body.get("created_at")
         for answer in answers:
             answer[-1] = {"created_at": created_at, **answer[-1]} if created_at else answer[-1]

@@ -227,7 +227,7 @@ class ImportWriter:
         db = source.path
         if new_thread_ids_by_old:
             raise ConfigurationError(
-                f"--as can only be used with databases of perdure, but {db!r} was written by "
+                f"--as can only be used with perdure databases, but {db!r} was written by "
                 "langgraph; remove --as"
             )
         saver, limit = self._database.saver, source.max_value_bytes

@@ -174,7 +174,7 @@ def add(
     ]
     facts = [fact for fact in map(str.strip, lines) if fact]
     if not all(map(str.strip, text)):
-        raise ConfigurationError("one of the facts is empty; pass a text for every fact")
+        raise ConfigurationError("one of the facts is empty; pass text for every fact")
     if key is not None and len(facts) != 1:
         raise ConfigurationError(
             f"--key can only be used with one fact, but {len(facts)} facts were passed; remove "
@@ -222,7 +222,7 @@ def history(
 def forget(
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Memory keys or key prefixes."),
+        typer.Argument(metavar="[KEY]...", help="The keys of the memories, or key prefixes."),
     ] = None,
     query: QueryOption = None,
     thread: Annotated[

@@ -65,11 +65,11 @@ def forget(
     yes: YesOption = False,
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also count the person's API keys in this file."),
+        typer.Option(metavar="FILE", help="Also count this person's API keys in this file."),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also count the person's audit records in this file."),
+        typer.Option(metavar="FILE", help="Also count this person's records in this audit log."),
     ] = None,
     hand_over: Annotated[
         bool,

@@ -130,7 +130,7 @@ def serve(
     ] = 1,
     webhook_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Allow webhooks of runs to call this host."),
+        typer.Option(metavar="NAME", help="Allow run webhooks to call this host."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,

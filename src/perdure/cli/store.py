@@ -128,7 +128,7 @@ def put(
         Argument(metavar="[JSON]", help="The value as a JSON object; - reads it from stdin."),
     ] = None,
     text: Annotated[
-        str | None, Option(metavar="TEXT", help='Store the value {"text": TEXT}.')
+        str | None, Option(metavar="TEXT", help='Store {"text": TEXT} as the value.')
     ] = None,
     ttl: Annotated[
         float | None, Option(metavar="MINUTES", help="Expire the item after this many minutes.")
@@ -144,7 +144,7 @@ def put(
             "or with --text"
         )
     if ttl is not None and not ttl > 0:
-        raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")
+        raise ConfigurationError(f"--ttl is {ttl}; expected a number of minutes greater than 0")
     from perdure.stores.values import parse_json_object
 
     new_value = {"text": text}
@@ -175,7 +175,7 @@ def get(
         item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
-            f"the namespace {format_namespace(namespace)} had no item {key!r} at "
+            f"the item {key!r} did not exist in the namespace {format_namespace(namespace)} at "
             f"{format_time(as_of, exact=True)}; run 'perdure store history' to see the item's "
             "versions"
         )

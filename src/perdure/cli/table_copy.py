@@ -585,9 +585,9 @@ class _TablePages:
         ]
         if any(None in row[:first] for row in rows):
             raise CorruptRecord(
-                f"{self.tables.database.path} is damaged: a row in the table {self.table.name}, at "
-                f"or before the key {self.last_key!r}, has no owner; restore the database from a "
-                "backup"
+                f"the database {self.tables.database.path} is damaged: the table {self.table.name} "
+                f"contains an orphaned row, at or before the key {self.last_key!r}; restore the "
+                "database from a backup"
             )
         return [self.tables.decrypt_row(self.table, row) for row in rows]
 
@@ -634,7 +634,7 @@ class DatabaseCopy:
                 else ""
             )
             raise ImportFailed(
-                f"{self._marked_database.path} differs from {self._source_path}: "
+                f"the copy {self._marked_database.path} differs from {self._source_path} in "
                 f"{', '.join(differing[:_MAX_LISTED_OWNERS])}{more}; one of the "
                 "databases was changed during the copy, or a row is damaged; stop all writers, and "
                 "copy into an empty database"
@@ -657,14 +657,15 @@ class DatabaseCopy:
         """
         if self.table_pairs[0][0].database.read(lambda: fetch_rows(_SELECT_COPY_MARK)):
             raise ConfigurationError(
-                f"{self._source_path} is an incomplete copy of another database; first complete "
-                "this copy by running the command that started it again"
+                f"{self._source_path} is itself an incomplete copy of another database; complete "
+                "that copy first, by repeating the command that started it"
             )
         copy_mark = self._marked_database.read(lambda: fetch_rows(_SELECT_COPY_MARK))
         if copy_mark and copy_mark[0][0] != self._source_path.encode():
             raise ConfigurationError(
-                f"{self._marked_database.path} contains an incomplete copy of another database, "
-                f"{copy_mark[0][0].decode()}; pass an empty database, or complete that copy first"
+                f"the target {self._marked_database.path} contains an incomplete copy of another "
+                f"database, {copy_mark[0][0].decode()}; pass an empty target, or complete that "
+                "copy first"
             )
         for source, target in self.table_pairs:
             for table in () if copy_mark else target.tables:
@@ -708,9 +709,9 @@ class DatabaseCopy:
                 )
         if owners:
             raise ImportFailed(
-                f"{target.database.path} cannot store text that contains NUL characters, or ids, "
-                f"keys and names longer than {_MAX_NAME_BYTES:,} bytes, so nothing was copied. "
-                f"Delete or rename these {source.noun}s in {self._source_path}: "
+                f"nothing was copied, because {target.database.path} cannot store text that "
+                f"contains NUL characters, or ids, keys and names longer than {_MAX_NAME_BYTES:,} "
+                f"bytes; in {self._source_path}, delete or rename each {source.noun} listed here: "
                 f"{', '.join(f'{name:.200}' for name in owners)}"
             )
 

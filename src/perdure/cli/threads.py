@@ -308,7 +308,9 @@ def fork(
     with open_database(db) as database:
         source = resolve_thread_id(database, thread)
         if not new:
-            raise ConfigurationError("NEW is empty; pass an id for the copy of the thread")
+            raise ConfigurationError(
+                "the argument NEW is empty; pass an id for the copy of the thread"
+            )
         if any(info.thread_id == new for info in database.saver.threads(prefix=new)):
             raise ConfigurationError(f"the thread {new!r} already exists; pass another id as NEW")
         checkpoint = None if at is None else resolve_checkpoint_id(database, source, at)
@@ -348,7 +350,7 @@ def delete(
     ],
     keep_memories: Annotated[
         bool,
-        typer.Option("--keep-memories", help="Keep memories that come from the deleted threads."),
+        typer.Option("--keep-memories", help="Keep the memories from the deleted threads."),
     ] = False,
     yes: YesOption = False,
     db: DbOption = None,

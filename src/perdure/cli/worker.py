@@ -48,7 +48,7 @@ def worker(
     ] = None,
     cron: Annotated[
         str | None,
-        typer.Option(metavar="TIMES", help="Cron schedule, like '0 3 * * *', or off."),
+        typer.Option(metavar="TIMES", help="A cron schedule such as '0 3 * * *', or off."),
     ] = None,
     database: Annotated[
         str | None,
@@ -123,7 +123,7 @@ def _apply_retention(database: CommandDatabase, background: Background, *, json:
         rules = database.settings.retention
         report = retention.apply(rules, database.saver, database.store, skip=waiting)
     except PerdureError as exc:
-        _LOGGER.warning("retention failed and is retried within an hour: %s", exc)
+        _LOGGER.warning("retention failed and will be retried within an hour: %s", exc)
         return
     if json:
         print_json({"retention": asdict(report)}, indent=None)

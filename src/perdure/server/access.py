@@ -237,8 +237,8 @@ def permit_and_build_filter_for_own_data(
         namespace = (*(namespace or ("*",)), user)
     if len(namespace) < 2 or namespace[1] != user:
         raise Forbidden(
-            f"{user!r} is not allowed to access the namespace {namespace!r}; expected a namespace "
-            f"of a label and the user, such as ('memories', {user!r})"
+            f"the user {user!r} is not allowed to access the namespace {namespace!r}; expected a "
+            f"namespace that consists of a label and the user name, such as ('memories', {user!r})"
         )
     action_arguments["namespace"] = namespace
     return {}
@@ -374,8 +374,8 @@ def require_filter_match(object_noun: str, metadata: Mapping[str, Any], filter: 
     """
     if not matches_filter(metadata, filter):
         raise Forbidden(
-            f"with the metadata {dict(metadata)!r:.200}, you would not have access to "
-            f"{object_noun}, so the request was refused; change the metadata"
+            f"the request was refused, because you would not have access to {object_noun} with the "
+            f"metadata {dict(metadata)!r:.200}; change the metadata"
         )
 
 

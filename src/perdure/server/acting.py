@@ -89,8 +89,8 @@ def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> 
         )
     if not caller.may_act_for_others:
         raise Forbidden(
-            f"{caller.user!r} is not allowed to act for {person!r:.80}; this requires the "
-            f"permission {ACT_PERMISSION!r}"
+            f"the user {caller.user!r} is not allowed to act for the user {person!r:.80}; this "
+            f"requires the permission {ACT_PERMISSION!r}"
         )
     check_person = getattr(access, "check_person", None)
     if check_person is not None:

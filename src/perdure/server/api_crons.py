@@ -134,7 +134,7 @@ async def update_cron(
     cron = await _get_changeable_cron(call, cron_id)
     if unknown := body.keys() - CronRequest.model_fields.keys():
         raise ConfigurationError(
-            f"a cron has no field {', '.join(sorted(unknown))}; remove it from the request"
+            f"crons have no field {', '.join(sorted(unknown))}; remove the field from the request"
         )
     try:
         merged = {**cron.content["payload"], **body, "metadata": metadata}
@@ -242,8 +242,8 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
         return cron
     if cron is not None and await _is_cron_on_own_thread(call, cron, "threads:read"):
         raise Forbidden(
-            f"the cron {cron_id!r} on your thread belongs to another user; only its owner can "
-            "change it, but you can delete it"
+            f"the cron {cron_id!r} runs on your thread, but belongs to another user; you can "
+            "delete the cron, but only its owner can change it"
         )
     raise _build_unknown_cron_error(cron_id)
 

@@ -65,8 +65,8 @@ async def authorize_export_or_erasure_of_person(
     """
     if user != call.identity.person and not call.identity.is_admin:
         raise Forbidden(
-            f"{call.identity.user!r} is not allowed to access the data of another person; pass "
-            "your own user name, or use the key of an admin"
+            f"the user {call.identity.user!r} is not allowed to access the data of another person; "
+            "pass your own user name, or use the key of an admin"
         )
     await call.authorize_arguments({"metadata": {}})
     owners_are_people = getattr(call._access, "owners_are_people", True)
@@ -88,8 +88,8 @@ async def authorize_export_or_erasure_of_person(
             call, store_action, namespace
         ):
             raise Forbidden(
-                f"{call.identity.user!r} is not allowed to access the namespace {namespace!r} of "
-                f"the user {user!r}; ask an admin"
+                f"the user {call.identity.user!r} is not allowed to access the namespace "
+                f"{namespace!r} of the user {user!r}; ask an admin"
             )
     readable_namespaces = [
         namespace

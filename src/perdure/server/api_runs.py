@@ -143,7 +143,7 @@ async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
     """
     await runs.load_stored_events_that_process_lacks(run)
     if run.events_dropped or (run.has_ended and run.log.is_newest_event_lost):
-        why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
+        why = f"the events of run {run.run_id!r} are no longer available; read the thread's state"
         raise Refused(why, 410)
     return run
 
@@ -566,7 +566,7 @@ async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> 
         ) from exc
     if identity != connection.state.call.identity:
         raise Unauthenticated(
-            "the user or the rights of the key or token have changed; log in again"
+            "the user or the permissions of the key or token have changed; log in again"
         )
 
 

@@ -266,11 +266,13 @@ async def update_thread_state(
         if graph is None:
             name = thread.metadata.get("graph_id")
             fault = (
-                "names no graph" if name is None else f"names the graph {name!r}, not served here"
+                "names no graph"
+                if name is None
+                else f"names the graph {name!r}, which is not served"
             )
             raise ConfigurationError(
-                f"the metadata of thread {thread_id!r} {fault}, so its state cannot be updated; "
-                "set graph_id in the metadata to a graph that is served"
+                f"the state of thread {thread_id!r} cannot be updated, because its metadata "
+                f"{fault}; set graph_id in the metadata to a graph that is served"
             )
         sender, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
         person_metadata = person.build_checkpoint_metadata(sender)

@@ -233,9 +233,9 @@ class Assistants:
         """
         if default := find_default_assistant(self._graphs, assistant_id):
             raise Forbidden(
-                f"assistant {assistant_id!r} is the default assistant of the graph "
+                f"assistant {assistant_id!r} is the default assistant for the graph "
                 f"{default['graph_id']!r} and cannot be changed or deleted; create another "
-                "assistant of the graph"
+                "assistant for the graph"
             )
         return _canonicalize_assistant_id(assistant_id)
 
@@ -373,8 +373,8 @@ def _refuse_reserved_config_names(config_values: dict[str, Any]) -> dict[str, An
     for name, value in config_values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
-                f"{name!r} is {value!r:.80}, but only a run can set {name!r}; "
-                f"remove {name!r} from the assistant"
+                f"the assistant sets the key {name!r} to {value!r:.80}, but only a run can set "
+                "this key; remove the key from the assistant"
             )
     return config_values
 

@@ -192,7 +192,8 @@ class AuthFileAccess:
         )
         if handler is None:
             raise Forbidden(
-                f"no handler allows the action {action}; add a handler to the Auth file"
+                f"the action {action} is not allowed, because no handler is registered for it; add "
+                "a handler to the Auth file"
             )
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
@@ -213,8 +214,8 @@ class AuthFileAccess:
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
             raise Forbidden(
-                f"{identity.user!r} is not allowed to perform the action {action}; the action's "
-                "handler denied it"
+                f"the user {identity.user!r} is not allowed to perform the action {action}; the "
+                "action's handler denied it"
             )
         if value.get("namespace") is not None:
             value["namespace"] = tuple(value["namespace"])

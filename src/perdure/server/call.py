@@ -131,8 +131,8 @@ class Call:
         )
         if self.action == "admin" and not self.identity.is_admin:
             raise Forbidden(
-                f"{self.identity.user!r} is not allowed to see or change the whole database; only "
-                "an admin can do this"
+                f"the user {self.identity.user!r} is not allowed to see or change the whole "
+                "database; only an admin can do this"
             )
         if self.action != "admin":
             self._filter = await self._access.authorize_and_build_filter(
@@ -190,8 +190,8 @@ class Call:
         if not self.identity.may_see_memories_of(person):
             raise Forbidden(
                 f"the recorded model inputs of the thread {thread_id!r} can contain memories of "
-                "the thread's user; only this user, and callers who are allowed to act for this "
-                "user, can read them"
+                "the thread's user, so only this user and callers who are allowed to act for this "
+                "user can read the inputs"
             )
 
     async def authorize_and_build_memory_selection(

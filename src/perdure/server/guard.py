@@ -293,7 +293,7 @@ def _wrap_receive_with_identification_and_timeout(
                 message = await receive()
         except TimeoutError as exc:
             raise HTTPException(
-                408, f"the body did not arrive within {timeout_s} s; send it again"
+                408, f"the request body did not arrive within {timeout_s} s; send the request again"
             ) from exc
         is_complete = not message.get("more_body", False)
         return message

@@ -72,8 +72,8 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             if problem is not None:
                 reason = f"{type(problem).__name__}: {problem!s:.300}"
                 raise InvalidUpdate(
-                    f"the value of {name!r} is {value!r:.80}; expected messages, such as "
-                    f'[{{"role": "user", "content": "hello"}}] ({reason})'
+                    f"the value of the channel {name!r} is {value!r:.80}; expected messages, "
+                    f'such as [{{"role": "user", "content": "hello"}}] ({reason})'
                 ) from exc
 
 

@@ -126,7 +126,9 @@ class KeysFileAccess:
         await self._reload_keys_if_stale()
         keys = [entry for entry in self._keys if (entry.user, entry.tenant) == user_and_tenant]
         if not keys:
-            raise Unauthenticated(f"the keys of {identity.user!r} were revoked; create a new key")
+            raise Unauthenticated(
+                f"all API keys of the user {identity.user!r} were revoked; create a new key"
+            )
         current_permissions = frozenset(name for entry in keys for name in entry.permissions)
         current_identity = Identity(
             *user_and_tenant,

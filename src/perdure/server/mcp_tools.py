@@ -132,19 +132,20 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
             "a person must review the text first: " if outcome.change == "quarantined" else ""
         )
         raise InvalidValue(
-            f"nothing was stored, so do not tell the user that it was remembered: {review_note}"
+            "nothing was stored, so do not tell the user that a memory was stored: "
+            f"{review_note}"
             f"{outcome.reason}"
         )
     if outcome.change == "unchanged" and key and outcome.key != key:
         raise InvalidValue(
-            f"nothing was changed: the memory {outcome.key} already says this, so the memory {key} "
-            f"was not updated; if the text of {key} is no longer true, forget {key}"
+            f"nothing was changed, because the memory {outcome.key} already contains this text; if "
+            f"the memory {key} is no longer true, forget {key}"
         )
     if outcome.change == "unchanged":
-        return f"Nothing had to be changed: {outcome.reason}. Its id is {outcome.key}."
+        return f"Nothing had to be changed: {outcome.reason}. The memory's id is {outcome.key}."
     if outcome.change == "superseded":
-        return f"Kept in place of what the memory said until now. Its id is still {outcome.key}."
-    return f"Kept. Its id is {outcome.key}."
+        return f"The memory's previous text was replaced. The memory's id is still {outcome.key}."
+    return f"Stored. The memory's id is {outcome.key}."
 
 
 async def _supersede_memory(
@@ -169,8 +170,8 @@ async def _supersede_memory(
         problem = _UNCHANGEABLE_KINDS.get(existing.kind)
     if existing is None or problem:
         raise InvalidValue(
-            f"nothing was stored: the key {key!r:.80} is {problem}; pass the id of a fact from a "
-            "result of recall, or omit the key to store a new memory"
+            f"nothing was stored, because the key {key!r:.80} is {problem}; pass the id of a fact "
+            "that recall returned, or omit the key to store a new memory"
         )
     return await memories.asupersede(
         key,
@@ -190,11 +191,13 @@ async def forget(call: Call, key: str, team: str | None = None) -> str:
     receipt = await memory.aforget(key, store=call.store, **selection)
     call.record_for_audit(hashes=receipt.hashes)
     storage_note = (
-        "No byte of it is left" if receipt.clean else "Its bytes are removed by the next clean-up"
+        "The memory's bytes are no longer in the store"
+        if receipt.clean
+        else "The next clean-up removes the memory's bytes from the store"
     )
     return (
-        f"Erased: {receipt.items} memories, {receipt.versions} earlier versions. {storage_note} in "
-        "the store; the conversation that it came from is kept. "
+        f"Erased: {receipt.items} memories, {receipt.versions} earlier versions. {storage_note}. "
+        "The conversation that the memory came from is kept. "
         f"Receipt: {', '.join(receipt.hashes)}"
     )
 

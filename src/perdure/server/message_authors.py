@@ -115,8 +115,8 @@ class OtherAuthorMarker:
             is_start = not self._has_loaded_start and not address.checkpoint_ns
             if self._refuses_turn_without_memory and is_start:
                 raise ConfigurationError(
-                    f"the run of thread {self._thread_id!r} uses memories, but it continues a turn "
-                    "that another user has changed; send a new message instead"
+                    f"the run on thread {self._thread_id!r} cannot use memories, because it "
+                    "continues a turn that another user has changed; send a new message instead"
                 )
         self._has_loaded_start = self._has_loaded_start or not address.checkpoint_ns
         self.record_messages_in_loaded_values(

@@ -71,12 +71,12 @@ async def _permit_memories(
         Forbidden: The caller is no admin and asks for memories of another user.
     """
     if user is not None:
-        check_user("user", user, "omit it to see your own memories")
+        check_user("the parameter 'user'", user, "omit the parameter to see your own memories")
     namespace = (NAMESPACE[0], user) if user else requested.ns or call.memories
     if namespace != call.memories and not call.identity.is_admin:
         raise Forbidden(
-            f"{call.identity.user!r} is not allowed to see the memories in {namespace!r}; only an "
-            "admin can see them"
+            f"the user {call.identity.user!r} is not allowed to see the memories in "
+            f"{namespace!r}; only an admin can see them"
         )
     request_fields = {
         name: value for name, value in (("query", q), ("key", requested.key)) if value

@@ -244,8 +244,8 @@ async def create_thread(call: CurrentCall) -> Response:
     metadata = await get_new_thread_metadata_if_permitted(call)
     if metadata is None:
         raise Forbidden(
-            f"{call.identity.user!r} is not allowed to create a thread and start runs on it; "
-            "ask an admin for this permission"
+            f"the user {call.identity.user!r} is not allowed to create a thread and start runs on "
+            "it; ask an admin for this permission"
         )
     thread = await call.threads.create(metadata=metadata)
     call.record_for_audit(thread_id=thread["thread_id"])

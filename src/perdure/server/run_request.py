@@ -206,7 +206,8 @@ class RunRequest(WithoutNulls):
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
                 raise ValueError(
-                    f"{field} is {value!r}, but this server does not support {field}; remove it"
+                    f"the field {field!r} is {value!r}, but this server does not support this "
+                    "field; remove the field"
                 )
         # In langgraph, `checkpoint_during` is the former name of `durability`.
         if self.durability is None and self.checkpoint_during is not None:
@@ -214,8 +215,8 @@ class RunRequest(WithoutNulls):
         if self.after_seconds and self.multitask_strategy == "reject":
             raise ValueError(
                 "after_seconds cannot be combined with multitask_strategy 'reject', because the "
-                "client already has its response when the delayed run starts; choose another "
-                "strategy"
+                "server cannot reject a delayed run after it has accepted the request; choose "
+                "another strategy"
             )
         self._drop_command_if_empty_else_drop_input()
         self.validate_metadata_of_run_checkpoints()

@@ -105,7 +105,7 @@ async def log_in(
     try:
         if not (key and key.isascii() and key.isprintable() and len(key) <= _MAX_KEY_CHARS):
             raise Unauthenticated(
-                "the key is empty, too long, or has invalid characters; enter an API key"
+                "the API key is empty, too long, or has invalid characters; enter a valid API key"
             )
         login_request = HTTPConnection(
             {**request.scope, "headers": [*other_headers, *_build_credential_headers(key)]}

@@ -103,10 +103,15 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
     if is_list or identity.is_admin or not is_team_namespace(namespace):
         return
     if len(namespace) < 2 or namespace[1] not in identity.teams:
-        own_namespaces = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams)) or "none"
+        own_namespaces = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams))
+        expected = (
+            f"expected the namespace of one of the user's teams: {own_namespaces}"
+            if own_namespaces
+            else "the user is in no team"
+        )
         raise Forbidden(
-            f"{identity.person!r} is not allowed to access the namespace {tuple(namespace)!r}; "
-            f"the namespaces of the user's teams are: {own_namespaces}"
+            f"the user {identity.person!r} is not allowed to access the namespace "
+            f"{tuple(namespace)!r}; {expected}"
         )
 
 
@@ -125,8 +130,8 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
     foreign_teams = sorted({*names} - identity.teams)
     if foreign_teams:
         raise Forbidden(
-            f"{identity.person!r} is not in the team {foreign_teams[0]!r:.80}, but the run's "
-            "config or context names this team; remove it from the config or context"
+            f"the user {identity.person!r} is not in the team {foreign_teams[0]!r:.80}, but the "
+            "run's config or context names this team; remove the team from the config or context"
         )
 
 

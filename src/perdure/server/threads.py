@@ -410,7 +410,10 @@ class Threads:
             AlreadyLocked: The lock is still held after this time; or the thread has a live run,
                 such as one whose server has died and that no other server has taken over yet.
         """
-        message = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
+        message = (
+            f"a run of the thread {thread_id!r} is under way; wait until the run has ended, or "
+            "cancel it"
+        )
         table = RunTable(self._saver)
         timeouts = [0, LOCK_RELEASE_S] if timeout_s is None else [timeout_s]
         async with AsyncExitStack() as stack:

@@ -79,10 +79,10 @@ class Webhooks:
         """
         if _parse_scheme_and_host_port(url) not in self._hosts:
             allowed_hosts = ", ".join("://".join(host[:2]) for host in sorted(self._hosts))
-            hosts = f"only {allowed_hosts}" if allowed_hosts else "no webhooks"
+            rule = f"only to {allowed_hosts}" if allowed_hosts else "to no host"
             raise ConfigurationError(
-                f"the webhook {url!r:.200} is not allowed, because this server calls {hosts}; to "
-                "allow a host, start the server with --webhook-host SCHEME://HOST:PORT"
+                f"the webhook URL {url!r:.200} is not allowed, because this server sends webhooks "
+                f"{rule}; to allow a host, start the server with --webhook-host SCHEME://HOST:PORT"
             )
 
     async def start_due_deliveries(self, runs: DatabaseRuns) -> None:
@@ -119,14 +119,14 @@ class Webhooks:
                 is_last = earlier_attempts >= len(RETRY_DELAYS_S)
                 consequence = "will not be retried" if is_last else "will be retried"
                 _LOGGER.warning(
-                    "the webhook of run %s failed and %s (%.200s)", run_id, consequence, exc
+                    "the webhook for run %s failed and %s (%.200s)", run_id, consequence, exc
                 )
                 if not is_last:
                     return
             await table.delete(run_id)
         except Exception as exc:  # A later sweep sends the webhook again.
             error_type = type(exc).__name__
-            _LOGGER.warning("the webhook of run %s could not be sent yet (%s)", run_id, error_type)
+            _LOGGER.warning("the webhook for run %s could not be sent yet (%s)", run_id, error_type)
 
     async def post_run_to_webhook(self, url: str, run: Any) -> None:
         """Post a run to a URL.
@@ -220,8 +220,8 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
         if not _is_public_address(ip_address(candidate.partition("%")[0])):
             raise ConfigurationError(
                 f"the webhook host {url.host!r} resolves to {candidate}, which is not a public "
-                "address; to call this address, use it in the webhook URL, and allow it with "
-                "--webhook-host"
+                "address; to call this address, put the address itself in the webhook URL, and "
+                "allow the address with --webhook-host"
             )
     return addresses[0]
 

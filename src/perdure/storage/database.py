@@ -83,8 +83,9 @@ class Schema(NamedTuple):
             raise build_error_for_prerelease_database(database_name)
         if version > SCHEMA_VERSION:
             raise SchemaMismatch(
-                f"{database_name!r} has version {version} of the {self.component} schema, but "
-                f"this version of perdure supports only {SCHEMA_VERSION}; upgrade perdure"
+                f"the database {database_name!r} has version {version} of the "
+                f"{self.component} schema, but this version of perdure supports "
+                f"only {SCHEMA_VERSION}; upgrade perdure"
             )
         return True
 

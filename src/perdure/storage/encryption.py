@@ -325,7 +325,8 @@ def check_key_and_bind_seal(
         yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_KEY_CHECK, key_check))
     if key_check is None and tenant is not None and isinstance(seal, AESGCMSeal):
         raise StorageError(
-            f"{path!r} has no data for the tenant {tenant!r} yet; open it once without read_only"
+            f"the database {path!r} is not set up for the tenant {tenant!r} yet; open it once "
+            "without read_only to set it up"
         )
     if key_check is None:
         return

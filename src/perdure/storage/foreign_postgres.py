@@ -74,8 +74,8 @@ class ForeignPostgres:
         except ImportError as exc:
             self.close()
             raise MissingDependency(
-                "reading checkpoints that langgraph's PostgresSaver wrote requires its package; "
-                "run pip install langgraph-checkpoint-postgres"
+                "reading checkpoints written by langgraph's PostgresSaver requires the package "
+                "'langgraph-checkpoint-postgres'; run pip install langgraph-checkpoint-postgres"
             ) from exc
         return PostgresSaver(self._conn, serde=serde)
 

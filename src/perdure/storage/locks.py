@@ -342,8 +342,8 @@ class Locks:
             self.release(hold)
             if isinstance(exc, TimeoutError):
                 raise StorageUnavailable(
-                    f"{hold.name!r} was locked by another run for {hold.timeout_s} s; try again, "
-                    "or wait longer with timeout_s"
+                    f"the lock {hold.name!r} could not be acquired within {hold.timeout_s} s, "
+                    "because another run holds it; try again, or pass a larger timeout_s"
                 ) from exc
             raise
         _holds_of_run.set((*_holds_of_run.get(), hold))
@@ -411,8 +411,8 @@ class Locks:
         for hold in checked_holds:
             if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(
-                    f"the lock on {hold.name!r} was lost with its connection, and another run may "
-                    "hold it now; stop this run, and start it again with a new lock"
+                    f"the lock {hold.name!r} was lost, because its connection was lost; another "
+                    "run may hold it now; stop this run, and start it again with a new lock"
                 )
 
     def close(self) -> None:

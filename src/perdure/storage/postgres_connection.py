@@ -102,13 +102,18 @@ def open_connection(
     except psycopg.OperationalError as exc:
         if not source.is_fixed and any(reason in str(exc) for reason in _WRONG_PASSWORD_TEXTS):
             raise StorageUnavailable(
-                f"{name}: {exc}; the password that the DSN function returned is wrong or expired"
+                f"cannot connect to {name}: {exc}; the password in the DSN that the DSN function "
+                "returned is wrong or expired"
             ) from exc
         if any(reason in str(exc) for reason in _REFUSAL_TEXTS):
-            raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
+            raise ConfigurationError(
+                f"cannot connect to {name}: {exc}; check the user, password and database name"
+            ) from exc
         raise translate_error(exc, name) from exc
     except psycopg.ProgrammingError as exc:
-        raise ConfigurationError(f"{name}: {exc}; correct this option of the DSN") from exc
+        raise ConfigurationError(
+            f"cannot connect to {name}: {exc}; correct this option in the DSN"
+        ) from exc
     try:
         with convert_psycopg_errors(name):
             configure(conn)
@@ -400,14 +405,14 @@ class UserPool(Connections):
             problem = f"{exc}; create the pool with a larger max_size or max_waiting"
         except PoolTimeout:
             problem = (
-                f"the {self.name} gave no connection within {within_s:g} s; either all of its "
-                f"{self._pool.max_size} connections are in use, or it cannot connect: see the "
-                "logger psycopg.pool"
+                f"the {self.name} provided no connection within {within_s:g} s; either all of its "
+                f"{self._pool.max_size} connections are in use, or it cannot connect to the "
+                "server; see the log messages of the logger psycopg.pool"
             )
         except psycopg.OperationalError as exc:
             raise translate_error(exc, self.name) from exc
         except Exception as exc:
-            problem = f"the {self.name} cannot make a connection: it raised {type(exc).__name__}"
+            problem = f"the {self.name} cannot open a connection: it raised {type(exc).__name__}"
         raise StorageUnavailable(problem)
 
     def _return_connection(self, lent: BorrowedConnection) -> None:
@@ -557,6 +562,6 @@ class AdvisoryLocks(ProcessLocks):
 def build_lock_needs_direct_dsn_message(name: str) -> str:
     """Return the error message for a lock that is requested through a connection pooler."""
     return (
-        f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
-        "server itself"
+        f"a lock requires a direct connection to the server, but {name} is pooled; pass the "
+        "server's own DSN as 'direct'"
     )

@@ -117,8 +117,8 @@ def create_tables(
         return
     if read_only:
         raise StorageError(
-            f"{name} has no perdure tables for {component.component} yet; open it once without "
-            "read_only to create them"
+            f"{name} has no perdure tables for {component.component} yet; to create the tables, "
+            "open the database once without read_only"
         )
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
@@ -215,7 +215,8 @@ def _check_schema_and_role_fit_tenant(
     ((has_tenants, is_active, role),) = rows
     if has_tenants and tenant is None:
         raise ConfigurationError(
-            f"the schema {schema!r} was created with tenants; pass the name of a tenant as tenant="
+            f"the schema {schema!r} was created with tenants; pass a tenant name as the "
+            "argument 'tenant'"
         )
     if tenant is not None and not has_tenants:
         raise ConfigurationError(

@@ -163,8 +163,8 @@ class Transaction:
                     return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"{self._server.name}: the connection was lost during a commit, and {reason}; read the "
-            "data before you write it again"
+            f"the connection to {self._server.name} was lost during a commit, and {reason}; read "
+            "the data before you write it again"
         )
 
     def _read_transaction_status(self, conn: PipelineConnection) -> str:

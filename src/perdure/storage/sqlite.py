@@ -218,9 +218,9 @@ def _close_inherited_connections(path: str) -> None:
             inherited_resources.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
             raise StorageUnavailable(
-                f"this process was forked while a thread was reading {path!r}, so {path!r} cannot "
-                "be opened in it; fork when no thread is reading, or start the process with the "
-                "start method 'spawn'"
+                f"this process was forked while a thread was reading {path!r}, so the process "
+                f"cannot open {path!r}; fork when no thread is reading, or start the process "
+                "with the start method 'spawn'"
             )
 
 

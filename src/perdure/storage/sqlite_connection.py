@@ -337,7 +337,7 @@ class Connector:
         """Return whether a perdure database has the tables of a component."""
         for name in find_impostors(conn, parse_component_and_common_tables(schema.script)):
             raise NotADatabase(
-                f"{self.path!r} has a view or a virtual table in place of the table {name!r}; "
+                f"{name!r} in {self.path!r} is a view or a virtual table, not a regular table; "
                 "expected a file that perdure created"
             )
         sql = "SELECT version, script_hash FROM schemas WHERE component = ?"
@@ -493,7 +493,8 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
         )
     if text == MEMORY and read_only:
         raise ConfigurationError(
-            "':memory:' opened with read_only would always be empty; pass the path of a file"
+            "':memory:' cannot be opened with read_only, because the database would always be "
+            "empty; pass the path of a file"
         )
     return text
 

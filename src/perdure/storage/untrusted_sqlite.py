@@ -147,10 +147,11 @@ def _check_table_has_expected_sql(
     tokens = split_tokens(sql) if isinstance(sql, str) else []
     created = parse_create_table_tokens(tokens)
     if kind != "table" or created is None or created[0] != name:
+        kind = "malformed table" if kind == "table" else kind
         kind = "virtual table" if tokens[1:2] == ["virtual"] else kind
         raise NotADatabase(
-            f"{path!r} was not read, because it has a {kind} in place of the table {name!r}; "
-            "expected a file that perdure or langgraph created"
+            f"{path!r} was not read, because it has a {kind} named {name!r} instead of a regular "
+            "table; expected a file that perdure or langgraph created"
         )
     if expected is None:
         evaluated_keywords = sorted(_EVALUATED_KEYWORDS.intersection(tokens))
@@ -282,8 +283,8 @@ class UntrustedFileGuard:
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
-                f"reading {self._path!r} was aborted, because it took more steps than any database "
-                "of this size requires; the file is damaged or malicious"
+                f"reading {self._path!r} was aborted, because it took more steps than a valid "
+                "database of this size needs; the file is damaged or malicious"
             ) from exc
         except sqlite3.DataError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
