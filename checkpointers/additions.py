@@ -71,9 +71,10 @@ class Additions:
         item_times: The storage times that differ from `stored_at`, by channel and item content.
 
     Attributes:
-        positions_by_item: The positions of the appended items, by channel and content. Also the
-            positions of some stored items that can be reused: those that tasks wrote to a
-            `DeltaChannel` again, and in an erasure all items.
+        positions_by_item: The log positions of items, by channel and content. An item that is in
+            this dict is not appended again. The dict contains the appended items, and stored items
+            that tasks wrote to a `DeltaChannel` again. In an erasure, it contains all stored items
+            of the thread.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.
@@ -217,8 +218,9 @@ class Additions:
         new_ranges = join_adjacent_ranges(
             (change_position, change_position + 1) for change_position in transcript_positions
         )
-        # Do not add items of the parent's value. The transcript already contains their messages,
-        # but possibly in an earlier encoding, which is another item.
+        # Do not add items of the parent's value to the transcript. The transcript already contains
+        # the same messages. It may contain them in an earlier encoding, as other items, so that
+        # `_join_transcript_and_new_value_ranges` would not recognise them.
         if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -246,8 +248,9 @@ class Additions:
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
         """Replace the value of a pending write with a log reference if possible.
 
-        The value is replaced if each of its elements is a log range or an item in
-        `positions_by_item`. Otherwise, the write is returned unchanged.
+        The value is replaced if it is an item in `positions_by_item`. A list or dict is replaced if
+        each of its elements is a log range or such an item. Otherwise, the write is returned
+        unchanged.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -261,8 +264,8 @@ class Additions:
             position = self.positions_by_item.get((channel, ref))
             return write if position is None else [index, channel, [ITEM, log_ranges[0], position]]
         ranges = []
-        # For a reference of another kind, the element `b""`, which is no item, ends the loop with
-        # the unchanged write.
+        # For a reference of any other kind, the loop gets the single element `b""`. No item is
+        # equal to it, so the write is returned unchanged.
         for element in ref[1] if ref[0] in LOG_KIND_BY_INLINE_KIND else [b""]:
             if not isinstance(element, bytes):
                 ranges.append((element[1], element[1] + element[2]))
@@ -372,8 +375,9 @@ class PlannedTransaction:
         head: The head of the namespace after the checkpoint was stored. It may be a checkpoint
             other than `snapshot`. None if the transaction stores the writes of a task.
         reveals_overlap: Whether the stored checkpoint reveals that two runs of the thread overlap.
-        written_row: The row that the transaction stores for the writes of a task, after the
-            namespace and the id of the checkpoint, and the task id. None for a checkpoint.
+        written_row: A tuple of the checkpoint's namespace, the checkpoint's id, the task id, and
+            the row that the transaction stores for the writes of this task. None if the transaction
+            stores a checkpoint.
         is_thread_read: Whether `thread` was built from the database in this transaction. It then
             replaces the cached thread.
         replaces_checkpoint: Whether the content of a stored checkpoint has changed. The thread is
@@ -398,9 +402,10 @@ class PlannedTransaction:
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record in the `Head` object whether the new head has pending writes.
 
-        If the new head has no pending writes, this fact is cached. If it has some, they must be
-        read from the database. `rows` are the rows returned by the first statement of the
-        transaction. The last column of the first row is true if the new head has pending writes.
+        Nothing is recorded if the stored checkpoint is not the new head. If the new head has no
+        pending writes, this fact is cached. If it has some, they must be read from the database.
+        `rows` are the rows returned by the first statement of the transaction. The last column of
+        the first row is true if the stored checkpoint has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -463,7 +468,7 @@ def _join_transcript_and_new_value_ranges(
     """Return a transcript's log ranges, extended with the new items of a channel's value.
 
     Args:
-        log: The log, whose aliases in the other arguments are cached.
+        log: The log. The original positions of all aliases in the other arguments must be cached.
         transcript_ranges: The ranges of the transcript of the parent.
         new_value_ranges: The ranges of the value's items that may be missing from the parent's
             transcript. Items that the transcript contains are skipped.

@@ -14,10 +14,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import ConfigurationError, InvalidConfig
 
 REMOVALS_KEY: Final = "__perdure_removals"
-"""The key in `configurable` for the number of the thread's newest removal when a run loaded it.
+"""The key in `configurable` for the number of the newest removal from the thread.
 
-`get_tuple` stores the number in the config that it returns; see `removal_records`. langgraph does
-not copy keys that begin with two underscores to the metadata of a checkpoint.
+The number is read when a run loads the thread. `get_tuple` stores it in the config that it returns;
+see `removal_records`. langgraph does not copy keys that begin with two underscores to the metadata
+of a checkpoint.
 """
 WITHOUT_MEMORY_KEY: Final = "__perdure_without_memory"
 """The key in `configurable` that, with the value True, marks a run which neither recalls nor

@@ -24,8 +24,8 @@ class AssistantRow(NamedTuple):
     """A version of an assistant.
 
     Attributes:
-        created_at: The time at which the version was created, in seconds since 1970. In a row that
-            `list_versions` did not return, the time at which the assistant was created.
+        created_at: In the rows of `list_versions`, the time at which the version was created, in
+            seconds since 1970. In all other rows, the time at which the assistant was created.
         latest_since: The time at which the version became the latest one, in seconds since 1970, or
             None if it is not the latest version.
         content: The fields that a client supplied, such as graph, config and metadata.

@@ -5,9 +5,9 @@ because most stored values are messages. Values that are not messages are encode
 `values`). Decoding returns the same values and types as langgraph's serializer. If the checkpointer
 uses a serializer other than `JsonPlusSerializer`, that serializer encodes all values.
 
-Equal values of the same types have equal encodings, unless dicts in them differ in the order of
-their keys. The fields of a message are stored in a fixed order. `encode_for_comparison` does not
-reorder them.
+`Codec.encode` encodes equal values of the same types as equal bytes, unless dicts in them differ in
+the order of their keys. It stores the fields of a message in a fixed order.
+`Codec.encode_for_comparison` keeps the order that the fields have in the object.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Codec:
             value: The value.
             get_path: A function that returns the path of the value, for error messages.
             exact: Whether a text with a lone surrogate is refused everywhere. If `exact` is False,
-                "?" replaces the surrogate, except in the places that `Converter` names.
+                "?" replaces the surrogate, except in the places where `Converter` refuses it always
+                (see its argument `exact`).
 
         Raises:
             Unstorable: The value or a part of it cannot be stored, or would be read back as a
@@ -190,7 +191,8 @@ class Codec:
 
         Raises:
             ForbiddenType: A type in the value is not on the allowlist.
-            CorruptRecord: The bytes have no form that `encode` writes.
+            CorruptRecord: The bytes are not in a format that `encode` writes, or the serializer
+                cannot read them.
         """
         try:
             if stored[:1] == MESSAGE:
@@ -280,10 +282,11 @@ class Codec:
     ) -> bytes:
         """Return the bytes to store for a value that is already encoded for comparison.
 
-        In most cases, `encoding_for_comparison` is returned unchanged. However, decoding a message
-        can change it, because its class validates the fields. A message that decoding would change
-        is decoded and re-encoded before it is stored, so that loading the message and storing it
-        again does not change its bytes.
+        For a value that is not a message, `encoding_for_comparison` is returned unchanged. The
+        fields of a message are put into the order in which its class declares them. Decoding can
+        change a message, because its class validates the fields. Such a message is decoded and
+        re-encoded before it is stored, so that loading the message and storing it again does not
+        change its bytes.
 
         Args:
             value: The value.
@@ -429,28 +432,28 @@ def _list_elements_or_attributes_with_paths(value: Any) -> list[tuple[str, Any]]
     return []
 
 
-# -- langgraph's serializers report a refused type only as an event, so a listener records it
+# -- langgraph's serializers report a rejected type only as an event, so a listener records it
 
-_refused = threading.local()
+_rejected_types = threading.local()
 
 
-def _record_refused_type(event: SerdeEvent) -> None:
-    names = getattr(_refused, "names", None)
+def _record_rejected_type(event: SerdeEvent) -> None:
+    names = getattr(_rejected_types, "names", None)
     if names is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
         names.append((event["module"], event["name"]))
 
 
-register_serde_event_listener(_record_refused_type)
+register_serde_event_listener(_record_rejected_type)
 
 
 @contextmanager
 def _collect_types_rejected_by_serializer() -> Iterator[list[tuple[str, str]]]:
     """Yield a list that collects the types the serializer rejects during the `with` block."""
-    _refused.names = names = list[tuple[str, str]]()
+    _rejected_types.names = names = list[tuple[str, str]]()
     try:
         yield names
     finally:
-        _refused.names = None
+        _rejected_types.names = None
 
 
 def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> ForbiddenType:

@@ -62,8 +62,8 @@ class CronTable(ServerTable):
     async def advance_next_time(self, cron: CronRow, next_at: float | None) -> None:
         """Set the next run time of a cron that is due.
 
-        Nothing is stored if another process has already started the due run, which has changed the
-        stored run time.
+        Nothing is stored if the stored run time is no longer `cron.next_at`. In this case, another
+        process has already started the due run.
 
         Args:
             cron: The cron as it was read.

@@ -62,6 +62,7 @@ class Differences:
             channels = yield from self._compare_channels(
                 address.thread_id, head.thread, snapshots[old], new_snapshot, limit
             )
+            # If the earlier checkpoint was removed, it is unknown which nodes ran since.
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
                 ran = yield from self._find_executed_nodes(
@@ -73,7 +74,12 @@ class Differences:
     def _find_executed_nodes(
         self, address: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
-        """Return the nodes that ran between two checkpoints, in execution order."""
+        """Return the nodes that ran between two checkpoints, each once.
+
+        The nodes are in the order of their first execution. If `new` does not descend from `old`,
+        or if a checkpoint between them is missing, the order is unknown, and the nodes are in the
+        order in which `versions_seen` lists them.
+        """
         nodes: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):

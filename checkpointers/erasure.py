@@ -145,9 +145,9 @@ def _erase_messages(
     )
     eraser.remember_erased_texts()
     # If the thread contains dicts, run the first pass again, because a transcript item can be
-    # recognised as part of a dict only after the dict has been read. Quotations are known now, so
-    # this time the pass also adds the channels that only quote a message. Restore the channels that
-    # contain one.
+    # recognised as part of a dict only after the dict has been read. `remover.channels` must list
+    # the channels that contain an erased message. Quotations are known now, so the repeated pass
+    # also adds channels that only quote a message. Therefore, restore the channels afterwards.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -218,7 +218,8 @@ class _Eraser:
 
     Attributes:
         checkpoints: The number of changed checkpoints.
-        cancelled: The names of the tasks of heads that will not run; see `_build_task_name`.
+        cancelled: The names of the tasks that the heads of namespaces would have run next, and that
+            are cancelled by the erasure; see `_build_task_name`.
         dicts: The keys of the logs whose items are key-value pairs.
         deltas: The keys of the logs of `DeltaChannel`s, whose items may come from writes of tasks.
         runs: The number of changed runs of the server.
@@ -250,7 +251,8 @@ class _Eraser:
         self._stored_at: dict[int, dict[int, float]] = {}
         # `_suspect_positions` maps each log key to the sorted positions of items whose bytes may
         # contain an erased message. `_hit_positions` maps each log key to the sorted positions of
-        # items that, when decoded, do contain or quote an erased message.
+        # items that, when decoded, do contain or quote an erased message. Both also contain the
+        # positions of the aliases that refer to these items.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
         # `_replacements` is a cache that maps the arguments of
@@ -344,7 +346,8 @@ class _Eraser:
             is not content
         ):
             return True
-        # A title from the metadata that was cut may contain the beginning of an erased message.
+        # A title without a message id was taken from the metadata. If the title was cut to the
+        # maximum length, it may contain the beginning of an erased message.
         if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         # A title from a message without an id may come from an erased message.
@@ -557,11 +560,11 @@ class _Eraser:
     ) -> Flow[None]:
         """Rewrite the pending writes of one task without the erased messages.
 
-        A task that has a result must not run again. If the erasure removes all writes of a finished
-        task, an empty write is stored in their place. If the erasure removes a write of a task that
-        was interrupted or has failed, an empty write replaces all writes of the task, which
-        therefore does not run again. If a `Send` was removed from the head, the task of the `Send`
-        is cancelled and all of the task's writes are removed.
+        A task that has a result must not run again. If the erasure removes the whole result of a
+        finished task, an empty write is stored as its result. If the erasure removes a write of a
+        task that was interrupted or has failed, an empty write replaces all writes of the task.
+        Such a task does not run again. If a `Send` was removed from the head, the task of the
+        `Send` is cancelled and all of the task's writes are removed.
         """
         checkpoint_id, task, path = (
             decode_stored_id(row[0]) or "",
@@ -865,6 +868,7 @@ class _Eraser:
         if new is REMOVED:
             return REMOVED
         stored = self._encode(new)
+        # The new item keeps the storage time of the item that it replaces.
         times, key = self.additions.item_times, (self.thread.logs[log_key].name, stored)
         times[key] = min(times.get(key, inf), self._stored_at[log_key].get(position, inf))
         return stored

@@ -259,7 +259,8 @@ class _PostgresTables:
                 f"{self.path} has no tables of langgraph-checkpoint-postgres in this user's "
                 "search path; to copy a database of perdure, use 'perdure copy'"
             )
-        if "task_path" not in self._tables.list_columns("checkpoint_writes"):  # of an older version
+        # Tables that older versions of langgraph have created have no column for task paths.
+        if "task_path" not in self._tables.list_columns("checkpoint_writes"):
             self._paths = _PATHS.format(path="''")
             for name, path in (
                 ("SELECT_SQL", "cw.task_path"),
@@ -277,7 +278,8 @@ class _PostgresTables:
                 stored = self._tables.read_with(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{label}: {exc}") from exc
-            except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
+            # langgraph's saver raises one of these errors for a row that it cannot decode.
+            except (LookupError, TypeError, ValueError, AttributeError) as exc:
                 raise CorruptRecord(f"{label}: the checkpoint is damaged ({exc!r})") from exc
             # Skip a checkpoint that was deleted between reading its id and reading its data.
             if stored is None:

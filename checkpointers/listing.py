@@ -228,7 +228,8 @@ class Listing:
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Read a thread's last sequence number and the table rows of its namespaces.
 
-        The last sequence number is the sequence number of the thread's newest checkpoint.
+        The last sequence number is the one that the thread's last stored checkpoint received, also
+        if this checkpoint was removed since.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:

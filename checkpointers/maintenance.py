@@ -56,9 +56,9 @@ T = TypeVar("T")
 # Maximum number of checkpoints to delete in one transaction.
 PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
-"""The number of days for which retention keeps a checkpoint to which a state update was applied.
+"""The number of days after a state update for which retention keeps the updated checkpoint.
 
-A run that has loaded this checkpoint may still continue from it.
+A run that loaded this checkpoint before the update may still continue from it.
 """
 KeepRule = Callable[[list["RetentionCandidate"]], set[str]]
 """A function that returns the ids of the checkpoints to keep, given all checkpoints of a namespace,
@@ -237,7 +237,7 @@ class Maintenance:
     def delete_and_drop_cached_thread(
         self, thread_id: str, make_deletion_flow: Callable[[], Flow[T]]
     ) -> T:
-        """Delete part of a thread's data, and evict the thread from the cache.
+        """Delete a thread or a part of its data, and evict the thread from the cache.
 
         `make_deletion_flow` returns a flow, which is a generator that yields SQL statements.
         """
@@ -263,6 +263,7 @@ class Maintenance:
         """
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, row[-1])
+            # A title without a message id was taken from the metadata.
             if title is None or title.message_id is not None or may_metadata_be_deleted:
                 yield from self.threads.recompute_thread_list_entry(row)
 
@@ -423,13 +424,15 @@ class Maintenance:
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
         """Return the checkpoints to delete, each paired with its namespace's key.
 
-        The result contains all checkpoints that the rule `keep` does not select. The checkpoints of
-        each namespace are sorted by storage time, oldest first. However, checkpoints that a server
-        needs to continue a run in `live_run_ids` are not deleted. An ancestor of a kept checkpoint
-        is not deleted if the kept checkpoint needs the ancestor's pending writes to rebuild the
-        value of a `DeltaChannel`. Unless `dry_run` is True, the method also updates the metadata of
-        each kept head, so that the metadata still identifies the checkpoint to which state updates
-        were applied (see `_store_id_of_checkpoint_before_state_updates`).
+        The result contains the checkpoints that the rule `keep` does not select, with two
+        exceptions. A checkpoint is left out if a server needs it to continue a run in
+        `live_run_ids`. An ancestor of a kept checkpoint is left out if its pending writes are
+        needed to rebuild the value of a `DeltaChannel`. The checkpoints of each namespace are
+        sorted by storage time, oldest first.
+
+        Unless `dry_run` is True, the method also updates the metadata of each kept head, so that
+        the metadata still identifies the checkpoint to which state updates were applied (see
+        `_store_id_of_checkpoint_before_state_updates`).
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -468,7 +471,7 @@ class Maintenance:
 
         A live run is one that has not ended. For each live run, the result contains the run's
         latest checkpoint. It also contains the checkpoint at which the run started, if the server
-        has recorded it there, as a pending write whose task id is the run id.
+        has stored a pending write of this checkpoint with the run id as the task id.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -531,8 +534,10 @@ class Maintenance:
             thread_key: The key of the thread.
             excluded: Checkpoints and writes whose references do not count: the row keys of
                 checkpoints, and pairs of namespace key and stored checkpoint id for writes.
-            keeps_history: Whether items of transcripts are kept. If not, the transcripts of the
-                checkpoints are rewritten without the deleted items.
+            keeps_history: Whether items of transcripts are kept. If not, the stored transcripts are
+                removed from the checkpoints, so that each transcript consists of the channel's
+                value. The transcript of a `DeltaChannel` with an unknown value keeps the items that
+                are still referenced, or all of its items if it contains aliases.
             dry_run: Whether only to count the items.
 
         Returns:
@@ -753,6 +758,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
             selected += candidates[: rule.last]
         if rule.days is not None:
             selected += [c for c in candidates if c.active_at >= now - rule.days * 86400]
+        # A checkpoint from which a later superstep of a run continues is not the end of a turn.
         if rule.turns:
             inner_parents = {c.parent_id for c in candidates if c.metadata.get("source") == "loop"}
             selected += [c for c in candidates if c.checkpoint_id not in inner_parents]

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 # Encoded form of a value or of part of a value; see the module docstring for all forms.
 ValueReference = Any
+# The first position of a range in a log, and the position after its last one.
 Range = tuple[int, int]
 Ranges = list[Range]
 

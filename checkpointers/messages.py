@@ -1,10 +1,10 @@
 """Encode and decode the compact form in which messages are stored, cached, compared and copied.
 
 The compact form of a message is the msgpack encoding of `[class code, fields]`. For speed, messages
-are encoded and decoded without validation and without a Python loop over their fields. Decoding the
-compact form does not validate the fields, so a message is encoded in the compact form only if its
-fields contain plain data that validation would not change. A decoded message equals the message
-that LangGraph's serializer returns, including the types of all values.
+are encoded and decoded without validation and without a Python loop over their fields. Because
+decoding does not validate the fields, a message is stored in the compact form only if its fields
+contain plain data that validation would not change. A decoded message equals the message that
+LangGraph's serializer returns, including the types of all values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
 def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
-    """Return whether a message consists only of plain data that validation would not change."""
+    """Return whether validation would leave the fields of a message unchanged.
+
+    Objects that are nested in the fields are not checked. Encoding a message fails if they are not
+    plain data.
+    """
     cls, fields = type(message), message.__dict__
     if fields.keys() != _FIELDS.get(cls) and not _have_newly_added_fields_default_values(
         cls, fields
@@ -191,7 +195,7 @@ def unpack_messages(
             version of langchain-core has written the message.
 
     Raises:
-        CorruptRecord: The bytes are no messages in this form.
+        CorruptRecord: The bytes are not messages in the compact form.
     """
     try:
         pairs = unpack_all(packed)

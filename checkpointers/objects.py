@@ -122,7 +122,7 @@ def explain_missing_class(module: str, name: str) -> str:
 
 
 def read_instance_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance of a class with a kind, by name.
+    """Return the attributes of a model, dataclass instance, enum member or named tuple, by name.
 
     In the returned dict, the class's fields come first, in definition order, and other attributes
     follow, sorted by name. For a member of an enum, the dict has the single key `value`.

@@ -186,7 +186,8 @@ class CheckpointReader:
         """Return the cached thread if it is valid, otherwise a new `Thread` without data.
 
         The cached thread is valid if `is_cache_valid` is True and the thread's key and generation
-        match the arguments. The third number, of the newest removal, is used for a new `Thread`.
+        match the arguments. The third number in `key_generation_and_removal` is the number of the
+        thread's newest removal, with which a new `Thread` is built.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -305,7 +306,7 @@ class CheckpointReader:
         """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
         The head is returned only if this process stored it, no other writer has changed the
-        database since then, and all of the head's items are cached.
+        database since then, and the head's pending writes and all of its items are cached.
 
         Args:
             address: The address.
@@ -371,7 +372,8 @@ class CheckpointReader:
                 continue
             if ref[0] == SNAPSHOT:
                 ref = ref[1]
-            # A reference of any other kind has no log, so the head then counts as not cached.
+            # Values of other kinds can consist of items of several logs. Whether these items are
+            # cached is not checked. The head counts as not cached.
             log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
             if log is None:
                 return None
@@ -486,6 +488,7 @@ class CheckpointReader:
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
         )
+        # Column 7 is the row key of the head, and column 10 the row key of the given checkpoint.
         return bool(rows) and rows[0][7] == rows[0][10]
 
     def read_snapshot(
@@ -638,7 +641,8 @@ class CheckpointReader:
                 if log.has_no_repeated_items(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
-            # A transcript that was not stored equals the value, in which items can be repeated.
+            # If no transcript was stored, the value's ranges were taken as the transcript. A value
+            # can contain an item twice, but a transcript must not.
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
@@ -693,7 +697,8 @@ class CheckpointReader:
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the
         checkpoint's own rows in the index. The neighbouring rows normally belong to other
         checkpoints. The neighbouring rows are decrypted as well, because one of them could be a row
-        of this checkpoint whose key is damaged.
+        of this checkpoint whose key is damaged. The first column of a neighbouring row is its
+        thread id. In the checkpoint's own rows, the first column is None.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
@@ -762,7 +767,10 @@ class CheckpointReader:
     def load_log_items_into_cache(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Load the log items in `ranges` into the thread's cached log, and return the log."""
+        """Load the log items in `ranges` into the thread's cached log, and return the log.
+
+        If `ranges` contain aliases, the items that they refer to are loaded.
+        """
         log = thread.logs.get(log_key)
         if log is None:
             rows = yield self.sql("find_log_channel", log_key)

@@ -1,4 +1,4 @@
-"""Validate the references in thread records that were read from another database.
+"""Validate the records of a thread that were read from another database.
 
 Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
 another database can refer to rows that do not exist, even if its checksum is correct. This module

@@ -46,8 +46,9 @@ class LoadedRun(NamedTuple):
     Attributes:
         started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
         checkpoint_id: The id of the checkpoint that the run loaded, or None for a new thread.
-        has_writes: Whether the checkpoint has pending writes of an earlier run. They become part of
-            the first checkpoint that this run stores.
+        has_writes: Whether the checkpoint has pending writes of an earlier run to channels of the
+            graph. They become part of the first checkpoint that this run stores. Writes to
+            langgraph's own channels, whose names begin with two underscores, do not count.
         is_addressed: Whether the run has loaded the checkpoint by its id.
         has_input: Whether the run is known to have started with an input of its own.
     """
@@ -107,9 +108,10 @@ class RunStarts:
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Add the run's start time to a request that stores a checkpoint.
 
-        If the checkpoint belongs to the same run as its parent, no start time is added, and
-        `continues_run` is set to True. A request from a subgraph, from a state update or without a
-        run is not changed.
+        The start time is added only to the first checkpoint of a run. In this case, the record of
+        the run also gets `has_input`. For a later checkpoint of the same run, `continues_run` is
+        set to True instead. A request from a subgraph, from a state update or without a run is not
+        changed.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = (
@@ -237,8 +239,8 @@ def _find_item_positions_added_by_runs_started_in_period(
 ) -> Flow[set[int]]:
     """Return the positions of the items added by runs that started within `start_period`.
 
-    The search goes back from the checkpoint. It ends at the first checkpoint of a run that started
-    earlier, or that has no start time.
+    The search goes back from the checkpoint. It ends at the first checkpoint that has no start
+    time, or whose run did not start within `start_period`.
     """
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot

@@ -71,10 +71,11 @@ class KeyedTexts(TextSet):
         # The length and the hash of each text that can be part of a longer text, by the hash of the
         # text's first `PREFIX_CHARS` characters.
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
-        # The hashes of whole texts. For kinds in `SUBSTRING_KINDS`, also the elements of records.
+        # The hashes of whole texts. For kinds in `SUBSTRING_KINDS`, also the elements of the
+        # removal records, each of which combines a prefix hash, a text hash and a length.
         self._hashes = {*hashes}
-        for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
-            start, whole, length = split_into_prefix_hash_text_hash_and_length(part)
+        for element in [*self._hashes] if kind in SUBSTRING_KINDS else ():
+            start, whole, length = split_into_prefix_hash_text_hash_and_length(element)
             self._starts.setdefault(start, set()).add((length, whole))
             self._hashes.add(whole)
 
@@ -129,8 +130,8 @@ class StalePut:
     Args:
         reader: The reader that decodes values.
         records: The removal records that were added after the state was loaded.
-        is_inner: Whether the request comes from a subgraph. Its values may come from the argument
-            of a task, so a text that contains an erased text is removed as well.
+        is_inner: Whether the data comes from a subgraph. The values of a subgraph may come from the
+            argument of a task, so a text is removed even if it only contains an erased text.
     """
 
     def __init__(
@@ -200,17 +201,17 @@ class StalePut:
         self._remember_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
         remaining: dict[str, Any] = {}
-        is_answer_gone = False
+        ends_with_erased_call = False
         for channel, value in values.items():
             filtered = self._remove_erased_messages(
                 channel, value, are_inputs=channel.startswith("__")
             )
             if filtered is not REMOVED:
                 remaining[channel] = filtered
-            is_answer_gone = is_answer_gone or self._ends_with_erased_tool_call(value)
+            ends_with_erased_call = ends_with_erased_call or self._ends_with_erased_tool_call(value)
         # Remove the channels that trigger the next nodes. Otherwise, a tool node would execute the
         # erased tool call again.
-        if is_answer_gone:
+        if ends_with_erased_call:
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
             }

@@ -17,9 +17,9 @@ from perdure.checkpointers.reports import ThreadStatus, ThreadTask
 SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
-"""The node of a `Send` that replaces an erased one.
+"""The node name in the placeholder that replaces an erased `Send`.
 
-The replacement never runs. It is stored so that the later `Send`s keep their indexes.
+The placeholder never runs. It is stored so that the later `Send`s keep their indexes.
 """
 # Name prefix of channels that trigger a single node. The prefix is followed by the node's name.
 _BRANCH: Final = "branch:to:"
@@ -29,8 +29,11 @@ _JOIN: Final = "join:"
 # Keys in langgraph's `versions_seen` that are not node names.
 _NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
-"""The suffix of the task path of a state update's writes that have been given a task id of their
-own, because langgraph stores them under the id of one of the run's tasks. See `merge_planner`."""
+"""The suffix of the task path of some writes of a state update.
+
+langgraph stores these writes under the id of a task of the run. perdure stores them under a task id
+of their own, and adds this suffix to their task path. See `merge_planner`.
+"""
 FORMER_WRITES_CHANNEL: Final = "__run_former"
 """The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
 # Prefix of the path of a task that langgraph's `update_state` creates.
@@ -79,8 +82,8 @@ def build_thread_status(
     """Derive the status of a thread from a checkpoint and its pending writes.
 
     Args:
-        values: The value of each channel that has one. It may be None for channels that do not
-            need it; see `needs_channel_value`.
+        values: The value of each channel that has one. None may stand for a value that is not
+            needed; see `needs_channel_value`.
         versions: The version of each channel.
         versions_seen: The channel versions that each node has seen.
         writes: The pending writes in order. Any saver may have stored them.

@@ -7,8 +7,8 @@ tuple that is not in `KNOWN`. The extensions for its instances differ from langg
 ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
 `model_dump()`. The types of tuples, bytearrays and dict keys are preserved.
 
-When a value is decoded, a class's constructor is called only if the class is in `KNOWN`, is named
-by the allowlist, or is called by the `load` function of a registered type. Instances of all other
+When a value is decoded, a class's constructor is called only if the class is in `KNOWN` or is named
+by the allowlist, or if the `load` function of a registered type calls it. Instances of all other
 classes are rebuilt without running any of the class's code; see `objects.py`.
 """
 
@@ -486,7 +486,7 @@ class Converter:
 
         An instance of a subclass of str, int, list or dict is encoded as that type. Numpy arrays,
         and objects of the classes that the allowlist names, are encoded by langgraph's serializer.
-        A deque with a `maxlen` is the exception.
+        An instance of a subclass of deque that has a `maxlen` is encoded by `_encode_deque`.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):

@@ -399,9 +399,9 @@ async def _refuse_previously_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    This rule does not apply to candidates that were explicitly requested. It does not apply either
-    if the text reappears in a message that was added after the deletion, unless a turn that was
-    created from this message was deleted or forgotten as well.
+    This rule does not apply to candidates that were explicitly requested, or if the text reappears
+    in a message that was added after the deletion. However, such a text is refused if the turn that
+    was made from this message was deleted or forgotten, too.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():

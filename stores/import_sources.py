@@ -1,7 +1,8 @@
 """Read the items to import from JSON Lines, a LangGraph-compatible store, or LangGraph's tables.
 
-Each function for a source yields pairs: the name of an item for error messages, and the item as a
-JSON object in the format that `WholeStore.export` writes.
+There is one public function for each kind of source. Each function yields pairs: the name of an
+item for error messages, and the item as a JSON object in the format that `WholeStore.export`
+writes. If a row of LangGraph's tables is invalid, the pair contains an error instead of the item.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
         namespace: The namespace of items that name none, or None.
 
     Raises:
-        ImportFailed: A line is not a JSON object with known fields.
+        ImportFailed: A line is not a JSON object with known fields, or names no namespace although
+            `namespace` is None.
     """
     for number, text in enumerate(lines, 1):
         line_name = f"line {number}"
@@ -74,8 +76,9 @@ def _add_missing_namespace_and_key(
 ) -> Mapping[str, Any]:
     """Fill in the namespace and the key of an item from a JSON Lines file, if they are missing.
 
-    An object with neither a `value` nor a `namespace` field is itself the value of an item. An item
-    without a key gets the hash of its value as its key.
+    An object with neither a `value` nor a `namespace` field is itself the value of an item. Its
+    field `key`, if it has one, is then also the key of the item. An item without a key gets the
+    hash of its value as its key.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -123,15 +126,15 @@ def iter_store_items(store: BaseStore) -> Lines:
     prefix `ROOT`, under which `perdure.memory` keeps notes about memories. perdure's own stores
     list the namespaces of notes only the second time. Other stores list them both times.
     """
-    notes = set[tuple[str, ...]]()
+    note_namespaces = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
         offset = 0
         while page := store.list_namespaces(prefix=prefix, limit=PAGE, offset=offset):
             for namespace in map(tuple, page):
-                if namespace[:1] == (ROOT,) and namespace in notes:
+                if namespace[:1] == (ROOT,) and namespace in note_namespaces:
                     continue
                 if namespace[:1] == (ROOT,):
-                    notes.add(namespace)
+                    note_namespaces.add(namespace)
                 yield from _iter_namespace_items(store, namespace)
             offset += len(page)
 
@@ -162,7 +165,8 @@ def iter_langgraph_items(
     Raises:
         ConfigurationError: The path is not a file.
         NotADatabase: The database does not contain langgraph's store.
-        ImportFailed: An item cannot be read.
+        ImportFailed: The SQLite file cannot be read. For a row that was read but is not a valid
+            item, an `ImportFailed` is yielded instead of the item.
     """
     if isinstance(path, str) and is_dsn(path):
         from perdure.storage.foreign_postgres import ForeignPostgres
@@ -235,7 +239,8 @@ def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -
 def _build_ttl_columns_sql(columns: set[str]) -> str:
     """Return the SQL expressions for an item's expiry time and TTL.
 
-    Tables that older versions of langgraph have created lack the columns.
+    Tables that older versions of langgraph have created lack the two columns. The expressions are
+    then NULL.
     """
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"

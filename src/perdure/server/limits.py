@@ -1,4 +1,4 @@
-"""Limit the request rate, the number of concurrent requests, and the size of request bodies."""
+"""Define the server's limits, and limit each client's request rate and concurrent requests."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
         max_chars: The number of characters after which each text is cut.
 
     Returns:
-        The type, id, name, time, model, content blocks and tool calls. `more` is the number of
-            characters that were cut off.
+        The type, id, name, time, model, content blocks and tool calls. `failed` is True for a
+            `ToolMessage` with an error. `more` is the number of characters that were cut off.
     """
     message = value if isinstance(value, BaseMessage) else None
     response_metadata = message.response_metadata if message else {}
@@ -232,7 +232,7 @@ ASSETS: Final = _SERVER_FOLDER / "assets"
 NonNegativeNumber = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number in a query string or an HTML form.
 
-The number is limited because databases store integers with a sign in 64 bits.
+The number is limited because databases store integers as signed 64-bit numbers.
 """
 FormText = Annotated[str, Form()]
 PageValues = dict[str, Any]
