@@ -220,7 +220,8 @@ class Snapshot:
         checkpoint_id: The id of the checkpoint.
         key: The key of its row.
         parent_id: The id of its parent, or None.
-        run_start: The sequence number of the checkpoint that started the run of this one.
+        run_start: The sequence number of the put with which the run that stored this checkpoint
+            began.
         encoded_fields: Two encoded values: the fields of the checkpoint that have no attribute
             here, and its metadata.
         channel_versions: The version of each channel.
@@ -233,9 +234,9 @@ class Snapshot:
         labels: The labels from the metadata (see `labels.select_labels_for_child_checkpoint`), or
             None if they were not read yet.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
-        run_started_at: The time at which the run that put it started, in seconds since 1970. None
-            if the time is unknown, for example after a state update or an import; see
-            `run_starts`.
+        run_started_at: The time at which the run that stored this checkpoint started, in seconds
+            since 1970. None if the time is unknown, for example after a state update or an import;
+            see `run_starts`.
     """
 
     checkpoint_id: str

@@ -57,7 +57,7 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 # named `list`.
 _List = list
 # Sequence number of the latest erasure or deletion that is recorded for a thread id.
-RemovalCount = int
+RemovalNumber = int
 
 
 class Checkpointer(CheckpointSaver):
@@ -451,7 +451,7 @@ class Checkpointer(CheckpointSaver):
 
     aerase = make_async_twin(erase)
 
-    def removals(self, thread_id: str) -> RemovalCount:
+    def removals(self, thread_id: str) -> RemovalNumber:
         """Return the sequence number of the latest erasure or deletion recorded for a thread id.
 
         The number is 0 if none is recorded. To detect messages that were erased while a program was
@@ -602,10 +602,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose last activity was before the given time.
 
-        A thread is deleted if the `ts` of its head is earlier than `before`, unless it has an
-        unfinished run or a cron that will run again. Imports preserve the `ts` of each checkpoint,
-        so even a thread that was imported after `before` can be deleted. Each thread is checked
-        again in the transaction that deletes it.
+        A thread is deleted if the `ts` of its head is earlier than `before`. A thread is kept if a
+        run of the server in it has not ended, or if it has a cron that will run again. Imports
+        preserve the `ts` of each checkpoint, so even a thread that was imported after `before` can
+        be deleted. Each thread is checked again in the transaction that deletes it.
 
         Args:
             before: A time with a time zone.
@@ -650,7 +650,7 @@ class Checkpointer(CheckpointSaver):
 
         The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
         the ids that they have in the source. An interrupted import can be repeated. Each checkpoint
-        imported from langgraph's own saver is read back after it is stored and compared with the
+        imported from langgraph's own saver is read back after it is stored, and compared with the
         source. Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of
         its threads are copied without being decoded. If a thread exists in both databases but was
         continued in only one of them, the continued copy is kept. The largest thread of the source

@@ -71,12 +71,13 @@ def read_delta_channel_writes(
 
     Also find the items of snapshots that the transcript contains in another encoding. Only items
     that are not cached are read from the database. If the new checkpoint starts a run from a parent
-    that is not the head, a channel whose snapshot it contains gets no update, because the parent's
-    pending writes belong to another child of the parent.
+    that is not the head, the parent's pending writes belong to another child of the parent. A
+    channel whose snapshot the new checkpoint contains then gets no update.
 
     Args:
         reader: The reader of items.
-        put: The checkpoint. Its title is set if the writes contain the message of the title.
+        put: The request to store the new checkpoint. Its `title` is set if the writes may change
+            the thread's title.
         thread: The thread, to whose logs the writes may refer.
         head: The head before the put.
         parent: The parent of the checkpoint.

@@ -2,7 +2,7 @@
 
 LangGraph's `update_state` reads a checkpoint and stores a child checkpoint. If a run concurrently
 continues from the same checkpoint, it stores a second child, which would split the thread into two
-branches. To keep the thread in one branch, Perdure merges the update with the run, unless both have
+branches. To keep the thread in one branch, perdure merges the update with the run, unless both have
 written to the same channel. Whichever child is stored second receives the values of the channels
 that the first child changed. A merged checkpoint always takes its tasks, its `versions_seen` and
 LangGraph's routing channels (such as `branch:to:...`) from the run, never from the state update.
@@ -88,7 +88,8 @@ class MergePlanner:
             parent: The parent of the new checkpoint, or None if it has none.
 
         Returns:
-            The merge, or None if the put is stored as it is.
+            The merge, or None if the put is stored as it is. If `keeps_head` of the merge is set,
+            the put is stored without being merged, and does not become the head.
         """
         source, current = put.metadata.get("source"), self._head.snapshot
         if (
@@ -130,9 +131,11 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan how to merge a new checkpoint whose parent was pruned.
 
-        The pruned parent is the checkpoint that the run last read or stored before the new
-        checkpoint. The current head was stored after the pruned parent, by a state update or by a
-        later run. If a later checkpoint of a run cannot be merged, the head stays as it is.
+        The pruned parent is the checkpoint that the run or the state update last read or stored
+        before the new checkpoint. The current head was stored after the pruned parent, by a state
+        update or by a later run. If a run's checkpoint cannot be merged, the head stays as it is.
+        This does not apply to the first checkpoint of a run (its source is `input`), and not to a
+        checkpoint that is the only one of its run.
 
         Args:
             put: The request to store the new checkpoint.
@@ -615,7 +618,7 @@ def try_making_run_checkpoint_head_again(
 
     Args:
         reader: The reader of the database.
-        request: The writes of a task at the checkpoint, which are stored.
+        request: The request to store the writes of a task at the run's checkpoint.
         thread: The thread as the transaction has read it.
         row: The key of the namespace, the number `Head.explicit_head`, and the key of the head.
 

@@ -20,9 +20,9 @@ class HistoryItem:
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
         seen: Whether the item is still part of the channel's value at that checkpoint. False for an
-            item of a branch. None means that this is unknown, because the channel is a
-            `DeltaChannel` of langgraph whose items are not known there: It does not hold messages
-            and has no snapshot, or its snapshot is neither a list nor a dict.
+            item of a branch. None if this is unknown. It is unknown for a `DeltaChannel` of
+            langgraph that does not hold messages and has no snapshot at that checkpoint, or whose
+            snapshot is neither a list nor a dict.
         position: The position of the item in the channel's log. Later items have higher positions,
             and a position is never reused.
         branch: Whether the item is only on a branch that does not lead to the head.
@@ -348,10 +348,12 @@ class ImportReport:
 
     Attributes:
         threads: The number of threads that were read.
-        unchanged: The number of these threads that were here already with all their content.
+        unchanged: The number of these threads that the target database already contained, with all
+            their content.
         checkpoints: The number of checkpoints that were added.
         writes: The number of pending writes that were added.
-        skipped: The number of checkpoints that were here already, with equal values.
+        skipped: The number of checkpoints that the target database already contained, with equal
+            values.
     """
 
     threads: int = 0

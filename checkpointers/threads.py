@@ -550,7 +550,8 @@ class ThreadReader:
     ) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before the given time, otherwise None.
 
-        A thread that has an unfinished run, or a cron that will run again, does not count as idle.
+        None is also returned if a run of the server in the thread has not ended, or if the thread
+        has a cron that will run again.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)

@@ -97,10 +97,10 @@ def _find_role(kind: type) -> Role:
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     """Yield the range of message indices for each turn, latest turn first.
 
-    A human message without visible content begins a turn only if it is the latest human message. A
-    human message that contains tool results does not begin a turn. The messages before the first
-    human message are omitted. If there is no human message, yield a single range that covers all
-    messages.
+    A human message that contains tool results does not begin a turn. Of the other human messages,
+    one without visible content begins a turn only if it is the latest. The turn of the messages
+    before the first human message is omitted; `exchanges.iter_turns` adds it. If there is no human
+    message, yield a single range that covers all messages.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):

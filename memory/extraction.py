@@ -90,7 +90,8 @@ _CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged"
 HistoryReader = Callable[[Watermark], Operation[ThreadHistory]]
 """A function that reads the messages of a thread.
 
-The function need not read the times of messages that the watermark already contains.
+Its argument is the thread's watermark. The function need not read the times of messages that the
+watermark lists as read.
 """
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
@@ -723,8 +724,8 @@ class DueThreads:
         """
         values = dict((config or {}).get("configurable", {}))
         if config is None:
-            [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
-            values = dict(head.metadata)
+            [newest] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
+            values = dict(newest.metadata)
         labels = read_label_values(values, self._extraction.namespace.placeholder_names)
         namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)

@@ -217,8 +217,8 @@ class _ResultSearch:
     ) -> ToolMessage | None:
         """Return the tool call's result from one checkpoint namespace, or None if it is not found.
 
-        The namespace's history is searched up to the given checkpoint, or up to the latest
-        checkpoint if the given one is not stored yet.
+        The namespace's history is searched up to the given checkpoint. If the given checkpoint is
+        not stored yet, the history up to the head is searched, and then the branches.
         """
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):

@@ -6,7 +6,7 @@ This module corrects the ranking. It classifies each turn by the words that the 
 query, and by the turn's remaining words. A word of the turn that is not in the query is informative
 if it is a name, a number, or a rare word. Each turn gets one of four roles:
 
-    ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
+    ANSWERS   an informative word remains, or the turn has too few words of the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
     REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
     ASKS      it is a question without information, such as "Do you remember who built it?"

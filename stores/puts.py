@@ -274,7 +274,7 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
     return list(index)
 
 
-# -- writing them
+# -- writing puts
 
 
 class VersionTimes(NamedTuple):
@@ -342,10 +342,11 @@ class ItemWriter:
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Write puts and deletes of different keys in one transaction.
 
-        One round trip to the database reads the current versions of all keys, and a second one
-        writes all changes. On Postgres, deletes that have neither a required version nor limits are
-        executed as a single statement. This statement is idempotent, so it can safely be retried if
-        the connection is lost before the outcome of the commit is known.
+        One round trip to the database reads the current versions of all keys, and another one
+        writes all changes. New namespaces, a new embedding model and limits need further round
+        trips. On Postgres, a single statement is executed if `puts` contains only deletes, and none
+        of them has a required version or limits. This statement is idempotent, so it can safely be
+        retried if the connection is lost before the outcome of the commit is known.
 
         Args:
             puts: The puts and deletes.

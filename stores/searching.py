@@ -197,6 +197,7 @@ class Searcher:
         else:
             query = self._add_query_vector_blocking(query, selection)
             words, terms = self._build_query_words_and_terms(query)
+            # Each iteration reads from a new snapshot.
             while True:
                 with suppress(SnapshotOutdated):
                     items = parts.database.read(
@@ -523,7 +524,7 @@ def _find_words_naming_main_person(pool: CandidatePool) -> set[str]:
 
 
 def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
-    """Yield all row indexes by score, highest first. Rows with equal scores are ordered by id.
+    """Yield all row indexes by score, highest first. Of equal scores, the highest id comes first.
 
     To save time, only the best `count` rows and any rows tied with the last of them are sorted at
     first. The remaining rows are sorted only if the caller continues iterating after these rows.

@@ -196,8 +196,9 @@ class Store(BaseStore):
             value: A JSON object. None deletes the item, as in langgraph's stores.
             index: The paths whose text is searched. None means those of the store, and False means
                 that the item is not searched.
-            ttl: The minutes after which the item expires, counted from the last put or read. See
-                `refresh_ttl` of `get`.
+            ttl: The minutes after which the item expires, counted from the last put or read (see
+                `refresh_ttl` of `get`). With None, the item never expires. Without the argument,
+                the `default_ttl` of the store applies.
             if_version: Write only if the key is at this version. 0 means only if the key does not
                 exist.
             provenance: The origin of the item.
@@ -345,10 +346,11 @@ class Store(BaseStore):
                 the defaults.
             during: The start and end of the period that the query is about, such as last week.
                 Items from it score higher (`Weights.date`). Other items are still found.
-            min_score: The lowest score to return. It means the same in every search by words: 0.5
-                is the score that the best of so many items has by chance, and a higher score is
-                evidence that the item has to do with the query. `recall` uses 0.59. With
-                `mode="semantic"`, the score is the nearness of the vectors, from 0 to 1.
+            min_score: The lowest score to return. It means the same in every search by words, no
+                matter how many items are searched. If no item is related to the query, the best one
+                has a score of about 0.5 by chance. A higher score is evidence that the item is
+                related to the query. `recall` uses 0.59. With `mode="semantic"`, the score is the
+                nearness of the vectors, from 0 to 1.
             newest_first: Without a query, whether the newest items of a namespace come first.
 
         Returns:
@@ -493,7 +495,7 @@ class Store(BaseStore):
         """Return every version of a key; see `history`."""
         return await self._parts.runner.call_reader(lambda: self.history(namespace, key))
 
-    # -- why
+    # -- explaining ranks
 
     def why_not(
         self,
@@ -633,7 +635,7 @@ class Store(BaseStore):
 
     anamespace_sizes = make_async_twin(namespace_sizes)
 
-    # -- vectors that are missing
+    # -- missing vectors
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
         """Return the items that have no vectors because the embedder failed.
@@ -666,7 +668,7 @@ class Store(BaseStore):
             computes_in_thread=True,
         )
 
-    # -- other views of it
+    # -- other stores with the same database
 
     def without_refresh(self) -> Store:
         """Return a store with the same database whose reads do not restart TTLs."""

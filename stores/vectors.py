@@ -110,7 +110,7 @@ def check_and_normalize_vectors(
     """Validate an embedding model's response, and return its vectors.
 
     Args:
-        answer: The answer, which should be one vector for each text.
+        answer: The response of the model, which should be one vector for each text.
         text_count: The number of texts.
         dims: The expected vector length, or None if it is not known.
         model_name: The name of the model, for error messages.
@@ -119,7 +119,9 @@ def check_and_normalize_vectors(
         float32[text_count, dims], each row normalised to length 1. A zero vector stays zero.
 
     Raises:
-        EmbeddingFailed: The answer does not have this form. The message says what it is.
+        EmbeddingFailed: The response does not consist of one vector for each text, the vectors have
+            a wrong length, or they contain something other than finite numbers. The message
+            describes the fault.
     """
     items = answer if isinstance(answer, list | tuple) else ()
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
@@ -231,8 +233,10 @@ def compute_share_of_rows_to_score_exactly(row_count: int) -> float:
 class VectorMatrix:
     """Vectors in an array, one in each row."""
 
-    rows: NDArray[Any]  # `[n, dims]`, normalised
-    scale: Floats | None = None  # factor of each row, only for `int8`
+    # `[n, dims]`. Multiplied by `scale`, each row has the length 1.
+    rows: NDArray[Any]
+    # The factor of each row, only for `int8`. None stands for the factor 1.
+    scale: Floats | None = None
     # The sketches of all rows as 64-bit words, in an array of shape `[words, n]` with one column
     # per row. The field is None if there are too few rows for approximate scoring.
     sketch: NDArray[np.uint64] | None = None

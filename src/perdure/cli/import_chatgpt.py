@@ -24,7 +24,7 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
-# For each field of `IMPORTED_KEYS`, the name of the field in the export
+# For each field of `titles.IMPORTED_KEYS`, the name of the field in the export
 _FIELD_NAMES: Final = {
     **{name: name for name in ("title", "create_time", "update_time", "gizmo_id")},
     "model": "default_model_slug",
@@ -133,9 +133,9 @@ def _convert_parts_to_messages_by_id(
 
     Return the messages keyed by the id of their node.
 
-    If the export contains both a tool call and its result, the call becomes an AI message with a
-    tool call, and the result becomes a tool message. A tool call without a result, or a result
-    without a call, is converted to text, because providers reject unpaired calls and results.
+    If a tool call is followed only by results, the call becomes an AI message with a tool call, and
+    each result becomes a tool message. All other calls and results are converted to text, because
+    providers reject a call without a result and a result without a call.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parent_ids.items():

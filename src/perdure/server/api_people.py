@@ -54,6 +54,8 @@ async def authorize_export_or_erasure_of_person(
 ) -> PermittedPerson:
     """Check that the caller may export or erase everything that belongs to a person.
 
+    Access to perdure's internal namespaces and to those of conversations is not checked.
+
     Args:
         call: The request.
         user: The name of the person.

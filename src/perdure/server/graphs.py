@@ -193,9 +193,10 @@ def _bind_graph_to_saver_and_store(
 
 
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
-    """Call a graph factory, passing only the arguments that its signature accepts.
+    """Call a graph factory with the arguments that its signature asks for.
 
-    A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`.
+    A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`. A
+    parameter for the config that has a default value keeps this value.
     """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

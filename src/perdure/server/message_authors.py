@@ -305,11 +305,12 @@ async def mark_checkpoint_as_changed_by_other_users(
     *,
     is_turn_without_memory: bool,
 ) -> None:
-    """Record that users other than the person write to the state at a checkpoint.
+    """Record at a checkpoint that users other than the person have changed the thread's state.
 
     The checkpoints that a run or a state update of such a user stores have this record in their
-    metadata. Call this function if no checkpoint may be stored, because only pending writes are
-    added, or if a later run may continue from another checkpoint.
+    metadata anyway. Call this function if the user's change may store no checkpoint, for example
+    because a run only adds pending writes. Call it also if a later run may continue from a
+    checkpoint that the user's change has not stored.
 
     Args:
         saver: The checkpointer.

@@ -191,7 +191,7 @@ class RunExecution:
                     await self._take_lock(END_TIMEOUT_S if has_short_timeout else None)
                     if self._runs.stop_runs_if_lock_is_lost():
                         await self._runs.events.start_storing_events_of_run(run, live)
-                        await self._run_graph_and_count_writes()
+                        await self._run_graph_and_track_writes()
                 if isinstance(run.failure, StorageUnavailable):
                     self._runs.stop_runs_if_lock_is_lost()
                 if run.cancelled or run.ownership_lost or run.failure is not None:
@@ -211,7 +211,7 @@ class RunExecution:
 
     # -- the graph of the run
 
-    async def _run_graph_and_count_writes(self) -> None:
+    async def _run_graph_and_track_writes(self) -> None:
         """Run the graph, and keep track of its database writes that are in progress."""
         token = RUN_WRITES.set(self._writes)
         try:

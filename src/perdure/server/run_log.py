@@ -323,8 +323,8 @@ class EventLog:
         last_stored: The number of the newest event that is stored in the database, or 0.
         last_lost: The number of the newest event that was dropped before it was stored, or 0.
         is_recorded: Whether the events are stored in the database.
-        removals: The number of erasures from the thread that happened before the events of the log,
-            or None if unknown.
+        removals: The sequence number of a removal from the thread. All events of the log are from
+            runs that started after this removal. None if the number is unknown.
         removals_read_at: When that number was read, by `time.monotonic`.
         newest: The newest event, if this process added it. Its frame may be dropped.
         size: The size in bytes of the events that are kept.
@@ -407,7 +407,7 @@ class EventLog:
             account.make_room_and_add_bytes(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Record the thread's erasure count and the time at which the count was read."""
+        """Set `removals` and `removals_read_at`."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
@@ -493,8 +493,8 @@ class EventLog:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events after `event_number`, and new events as they arrive.
 
-        The iteration ends when the log is closed, or when `check_access` raises an error because
-        the reader has lost access.
+        The iteration ends when the log is closed and all its events have been yielded. It also ends
+        if `check_access` raises an error because the reader has lost access.
 
         A yielded event counts as received once the reader asks for more events.
 

@@ -121,7 +121,8 @@ class ThreadFrames:
     async def _read_head_ref(self) -> dict[str, Any] | None:
         """Return the thread id, namespace and checkpoint id of the thread's head.
 
-        Return None if the thread has no checkpoint.
+        The checkpoint id is left out if the thread has no checkpoint in the root namespace. Return
+        None if there is no such thread.
         """
         head = await self._call.saver.ahead(self._thread_id)
         if head is None:
@@ -148,7 +149,8 @@ class ThreadFrames:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one run, encoded as server-sent events.
 
-        If the run's `protocol` is `"thread"`, only its start, its error and its end are sent.
+        Only the start, the error and the end of a run are sent if its `protocol` is `"thread"`, or
+        if its events are no longer kept.
 
         Args:
             run_id: The run.

@@ -204,7 +204,7 @@ class Database(Protocol):
     same path share connections and OS threads. All methods can be called from any thread or event
     loop. Methods that return an awaitable do no I/O in the event loop's thread. Other methods
     block, unless their description says that they do not. After `close`, or in a forked process,
-    all methods raise `StorageUnavailable`.
+    the methods that read or write raise `StorageUnavailable`.
     """
 
     @property
