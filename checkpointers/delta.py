@@ -32,9 +32,9 @@ from perdure.checkpointers.manifest import (
 )
 
 COUNTERS: Final = "counters_since_delta_snapshot"
-"""langgraph's metadata key for a dict whose keys are `DeltaChannel`s.
+"""langgraph's metadata key for a dict that is keyed by the names of `DeltaChannel`s.
 
-They are the `DeltaChannel`s for which the checkpoint stores no snapshot.
+Its keys are the `DeltaChannel`s for which the checkpoint stores no snapshot.
 """
 # The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
@@ -134,27 +134,29 @@ class ChannelUpdate:
         """
         base = self.parent_ranges or []
         ids = [change.message_id for change in self.changes if change.message_id is not None]
+        # If no change replaces or removes a message, the added items follow the parent's items.
         if not self.positions_by_id and None not in added_log_positions and len({*ids}) == len(ids):
             return join_adjacent_ranges(
                 [*base, *((p, p + 1) for p in added_log_positions if p is not None)]
             )
         value: list[int | None] = [*iter_positions(base)]
-        order = {position: number for number, position in enumerate(value)}
-        numbers = {
-            message_id: order[position] for message_id, position in self.positions_by_id.items()
+        index_by_position = {position: index for index, position in enumerate(value)}
+        index_by_id = {
+            message_id: index_by_position[position]
+            for message_id, position in self.positions_by_id.items()
         }
         for change, position in zip(self.changes, added_log_positions, strict=True):
             if change.clears:
-                value, numbers = [], {}
+                value, index_by_id = [], {}
             elif position is None:
-                number = numbers.pop(change.message_id or "", None)
-                if number is not None:
-                    value[number] = None
-            elif change.message_id in numbers:
-                value[numbers[change.message_id]] = position
+                removed_index = index_by_id.pop(change.message_id or "", None)
+                if removed_index is not None:
+                    value[removed_index] = None
+            elif change.message_id in index_by_id:
+                value[index_by_id[change.message_id]] = position
             else:
                 if change.message_id is not None:
-                    numbers[change.message_id] = len(value)
+                    index_by_id[change.message_id] = len(value)
                 value.append(position)
         return join_adjacent_ranges((p, p + 1) for p in value if p is not None)
 

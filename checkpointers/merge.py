@@ -29,9 +29,10 @@ class Merge:
     Attributes:
         head: The head before the put.
         versions: The channels whose values are copied from the head, with the versions that they
-            have in the new checkpoint.
-        written: For a state update, the channels that the update has written. All other channels
-            are copied from the head. None for a run's checkpoint.
+            have in the new checkpoint. For a state update, these are all channels of the head that
+            the update has not written.
+        written: For a state update, the channels that the update has written. None for a run's
+            checkpoint.
         keeps_head: If the put cannot be merged, the checkpoint that is the head after the put. None
             if the put is merged.
     """

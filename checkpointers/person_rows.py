@@ -3,8 +3,9 @@
 A person's rows are the rows of the person's threads, runs, crons and webhooks. A thread belongs to
 the person whose name is the `user_id` in the metadata of the thread's head. If there is no
 `user_id`, the thread belongs to its `owner`. The runs, crons and webhooks of a thread belong to the
-same person as the thread. A cron or a stateless run's webhook without a thread belongs to the
-person on whose behalf it was created or, if that is not recorded, to the user who created it.
+same person as the thread. A cron without a thread, or the webhook of a stateless run, belongs to
+the person on whose behalf it was created. If this person is not recorded, it belongs to the user
+who created it.
 
 Some methods also list runs, crons and checkpoints of the person on threads of other people.
 """
@@ -94,7 +95,10 @@ class PersonRows:
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
-        """Build a query that matches the person's threads, and possibly other threads."""
+        """Build a query that matches the person's threads, and possibly other threads.
+
+        In SQL, a condition on `owner` also matches threads whose `user_id` has this value.
+        """
         if self.user.removeprefix("-").isdecimal():
             # Match all threads, because the index cannot be used. Metadata can contain a numeric
             # user name as a str or as an int, which have different index tags.
@@ -105,8 +109,9 @@ class PersonRows:
         """Yield the ids of the person's threads that have no checkpoints.
 
         The owner of a thread without checkpoints cannot be determined from checkpoint metadata. A
-        thread without checkpoints therefore belongs to the person if at least one of its runs does,
-        unless an owner is recorded for the thread itself.
+        thread without checkpoints therefore belongs to the person if the person started one of its
+        runs, or if one of its runs uses the person's memories. This does not apply if an owner is
+        recorded for the thread itself and owners are people.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -140,7 +145,10 @@ class PersonRows:
         return type(value) in (str, int) and str(value) == self.user
 
     def _find_person_of_thread(self, thread: ListedThread) -> Any:
-        """Return the name of the person to whom a thread belongs, or None if it is not recorded."""
+        """Return the name of the person to whom a thread belongs, or None if it is not recorded.
+
+        The `owner` of the thread is used only if `owners_are_people` is True.
+        """
         user = (thread.head_metadata or {}).get("user_id")
         return (
             user
@@ -157,15 +165,15 @@ class PersonRows:
 
         These are the runs that the person started and the runs that use the person's memories.
         """
-        sent_runs, start = list[RunRow](), 0
+        own_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
         sql = f"{self._sql['newest_runs']} {order}"
         while True:
             rows = self._database.read(partial(fetch_rows, sql, _PAGE, start))
             runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own_thread_ids])
-            sent_runs += [run for run in runs if self._is_own_run(run)]
+            own_runs += [run for run in runs if self._is_own_run(run)]
             if len(rows) < _PAGE:
-                return sent_runs
+                return own_runs
             start += _PAGE
 
     def list_other_thread_ids_with_own_checkpoints(
@@ -234,13 +242,13 @@ class PersonRows:
         """
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_thread_ids
-        sent_ids = {
+        own_run_ids = {
             run.live.run_id
             for thread_id in other_thread_ids
             for run in self.list_runs(thread_id)
             if self._find_person_of_run(run) == self.user
         }
-        return [run for run in live if run.thread_id in own_thread_ids or run.run_id in sent_ids]
+        return [run for run in live if run.thread_id in own_thread_ids or run.run_id in own_run_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
         """Return whether the person started a run or the run uses the person's memories."""
@@ -322,6 +330,7 @@ class PersonRows:
         # This process holds the lock.
         except AlreadyLocked:
             return True
+        # Another process holds the lock.
         except StorageUnavailable as exc:
             if not isinstance(exc.__cause__, TimeoutError):
                 raise

@@ -102,9 +102,9 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. Quotations of erased messages are recognised only after a
-    call to `remember_texts_of_removed_messages`, unless the `Remover` was built by
-    `from_erased_text_sets`.
+    Messages are recognised by their ids. Copies of erased messages without ids, and quotations of
+    erased messages, are recognised only after a call to `remember_texts_of_removed_messages`. The
+    call is not needed if the `Remover` was built by `from_erased_text_sets`.
 
     Args:
         ids: The ids of the messages.
@@ -196,7 +196,8 @@ class Remover:
         """Stop treating texts and tool calls as quotations if they also occur in kept messages.
 
         If a text occurs both in an erased message and in a kept message, a value containing the
-        text might quote the kept message, so the value must not be removed.
+        text might quote the kept message, so the value must not be removed. The results of erased
+        tool calls do not count as kept messages here.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -219,7 +220,8 @@ class Remover:
 
         Returns:
             The same object if nothing is to be removed, `REMOVED` if the value itself is to be
-            removed, otherwise a changed copy.
+            removed, otherwise a changed copy. The changed copy of a str that is a quotation is
+            `""`.
         """
         if type(value) in _PLAIN_TYPES or id(value) in self._ancestors:
             return value
@@ -289,7 +291,7 @@ class Remover:
 
         A text is a quotation if it equals a text from an erased message. In a task description,
         such as the argument of a `Send`, it is enough that a text from an erased message is a
-        substring of the text.
+        substring of the text. Short texts and texts in kept messages are never quotations.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -354,6 +356,7 @@ class Remover:
         for name, part in value.items() if is_dict else _get_instance_attributes(value).items():
             if is_result and name in _RESULT_FIELDS:
                 continue
+            # In a dict of updates, bare text is a message only if its key is a message channel.
             allows_bare_text = is_input and (
                 (context.allows_bare_text and not is_dict) or name in self.channels
             )
@@ -555,8 +558,9 @@ def split_remaining_and_removed_tasks_by_index(
 
 
 def is_task_without_result(writes: list[Any]) -> bool:
-    """Return whether a task has no result yet.
+    """Return whether a task has no result yet, given its pending writes.
 
-    A task that has failed or is interrupted has no result.
+    A task that has failed or is interrupted has no result. The indices of its writes are negative,
+    because all of them are writes to special channels, such as `__error__`.
     """
     return all(index < 0 for index, _, _ in writes)

@@ -35,7 +35,7 @@ from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, Statement, fetch_r
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
 LIVE_STATES: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
-"""The states of a run that has not ended."""
+"""The states of a run that has not ended, including `delayed`."""
 MAX_ENDED_RUNS: Final = 100
 """The number of a thread's last runs that are kept after they have ended.
 
@@ -145,7 +145,8 @@ class RunTable(ServerTable):
 
         Returns:
             The run as it was stored, or None if it was rejected. The second element contains the
-            ids of the live runs of the thread.
+            ids of the thread's live runs after the call, including the new run unless it is
+            delayed. It is empty if another process has already advanced the cron.
         """
         live = run.live
         details, _, request = encrypt_run_details_error_and_request(self._seal, live, run[3:6])

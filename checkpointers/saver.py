@@ -124,6 +124,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._read_by_id: dict[Address, bool] = {}
         # The names given to `copy_context_values_to_metadata`, by thread id.
         self._labels: dict[str, set[str]] = {}
+        # The ids of threads for which overlapping runs were logged. A copy made by `with_allowlist`
+        # shares this object.
         self._overlapped = OrderedDict[str, None]()
         self._create_codec_cache_reader_and_writer()
 
@@ -535,8 +537,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 database_write = database_write._replace(
                     make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
-            # The answer to an interrupt must be committed before a node can use it, so the run
-            # waits for this commit.
+            # A run that resumes cannot start its nodes before the answer to the interrupt is
+            # committed, so shorten the wait for this commit.
             if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():
                     await self.database.awrite(*database_write)

@@ -525,7 +525,7 @@ class DatabaseImport:
         or if the source has checkpoints of a run that was rolled back in the target.
 
         Returns:
-            The number of imported objects.
+            The numbers of imported and skipped objects.
 
         Raises:
             ConfigurationError: `new_ids` names a thread that does not exist, or two threads would

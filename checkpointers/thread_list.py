@@ -278,6 +278,7 @@ class ThreadList:
             yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
             yield _BY_STATUS[query.status], []
+        # A datetime is rounded to microseconds, so extend the period by one microsecond.
         if query.active_since is not None:
             yield "t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]
         if query.active_until is not None:
@@ -441,8 +442,9 @@ class ThreadList:
         Args:
             thread_id: The thread.
             build_update: A function that returns the new metadata, or None to keep it, and the
-                status of the last run. The function is called with the thread as it is in the
-                transaction.
+                status of the last run. The function is called with the thread before the
+                transaction, to find out whether there is anything to update, and again with the
+                thread as it is in the transaction.
             may_wait_for_answer: Whether to store that the thread may wait for an answer, because
                 its last run was interrupted before a node.
         """

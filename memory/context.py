@@ -70,8 +70,8 @@ class Assemble(MessagesNode):
     Example: `assemble(4_000, memories=…)(messages)`
 
     Each part of the request, such as `profile` or `memories`, is either a value or a function that
-    is called with the state and the run's config. The profile, the memories and the examples are
-    quoted as data, one JSON value per entry. The node also drops older messages that do not fit in
+    is called with the state and the run's config. All parts except the instructions are quoted as
+    data, one JSON value per entry. The node also drops older messages that do not fit in
     the token budget, so it must be the last node in a view.
 
     Args:
@@ -131,7 +131,7 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the system message with all sections, and the latest turns that fit in the budget.
+        """Return the system message with its sections, and the latest turns that fit in the budget.
 
         The estimates of an additive token counter are scaled up if the usage that the provider
         reported shows that they are too low.
@@ -192,7 +192,9 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         unused_tokens: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the system message with all sections, and the turns that fit, newest first.
+        """Return the system message and the turns that fit, newest first.
+
+        The system message contains the instructions, and of each section the entries that fit.
 
         Args:
             model_input: The system message and the turns.

@@ -246,8 +246,10 @@ class _MessageWithResults:
         """Return the message and its tool results in a form that providers accept.
 
         Return an empty list if no part of the message can be sent to a provider. With the purpose
-        `"state"`, the messages are returned unchanged. `is_at_end_of_conversation` is True if the
-        message is the last one in the conversation, not counting its tool results.
+        `"request"`, the result is also empty for a message at the end of the conversation whose
+        tool calls still wait for all of their results. With the purpose `"state"`, the messages are
+        returned unchanged. `is_at_end_of_conversation` is True if the message is the last one in
+        the conversation, not counting its tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_result_call_ids:
@@ -275,8 +277,9 @@ class _MessageWithResults:
         """Return copies of the message and its tool results, with placeholders for missing results.
 
         A tool call without a result is removed, given a placeholder result, or left for the
-        provider to continue, depending on the kind of call. `positions_of_unanswered_calls`
-        contains the indices in `calls` of the calls that have no result.
+        provider to continue, depending on the kind of call. A call without an id, or with the id of
+        an earlier call of the message, gets a new id. `positions_of_unanswered_calls` contains the
+        indices in `calls` of the calls that have no result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):

@@ -273,8 +273,9 @@ class UseInstructions(MessagesNode):
 
     Args:
         instructions: The instructions.
-        as_of: The time whose version is used, as a function of the run's config or a key of its
-            `configurable`. With None, the current version is used.
+        as_of: The time at which the version was current: a function that returns the time for the
+            run's config, or the key of its `configurable` that holds the time. With None, the
+            current version is used.
         messages_key: The name of the channel with the messages.
     """
 
@@ -409,7 +410,8 @@ class UpdateInstructions(Learner):
             feedback: Feedback on the conversation as text, a message or JSON, or None.
 
         Returns:
-            The version of the instructions that is current after the call.
+            The version of the instructions that is current after the call. If memory is disabled
+            for the run, nothing is rewritten, and the default version is returned.
 
         Raises:
             ModelFailed: The model gave no usable text, and `on_failure` is `"raise"`.

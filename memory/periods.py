@@ -35,7 +35,8 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
         The start and the end, or None if both texts are missing.
 
     Raises:
-        InvalidValue: A text is neither a day nor a time, or the period ends before it starts.
+        InvalidValue: A text is neither a day nor a time, or the period does not end after its
+            start.
     """
     start, end = (text.strip() if text else "" for text in (since, until))
     if not start and not end:

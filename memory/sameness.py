@@ -55,12 +55,13 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
     or numbers are different facts. Also return False if two differing words have the same stem,
     because a change of tense or number can change the fact.
     """
-    differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
-    if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
+    word_pairs = zip(left_words, right_words, strict=True)
+    differing_pairs = [pair for pair in word_pairs if pair[0] != pair[1]]
+    if not all(word.isalpha() and word.islower() for pair in differing_pairs for word in pair):
         return False
-    return bool(differ) and all(
+    return bool(differing_pairs) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
-        for x, y in differ
+        for x, y in differing_pairs
     )
 
 

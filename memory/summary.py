@@ -138,6 +138,8 @@ def _find_smallest_message_and_token_limits(
 class Selection(NamedTuple):
     """The messages that the next summary will replace.
 
+    An exchange is an AI message with the results of its tool calls.
+
     Attributes:
         turns: The messages of whole turns.
         steps: The messages of the older exchanges in the newest turn, which may still be in
@@ -600,7 +602,8 @@ class Summarize(MessagesNode):
         """Select the messages to summarise, or none if no trigger is reached.
 
         Whole turns are selected. If the newest turn alone reaches the trigger, its older exchanges
-        are selected in addition to all earlier turns.
+        are selected in addition to all earlier turns. They are also selected if there is no earlier
+        turn.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
             # Fast path for the most common case, in which the only trigger is a message count that

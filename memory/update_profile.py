@@ -93,8 +93,8 @@ class UpdateProfile(Learner):
     ) -> ProfileUpdate:
         """Update the profile from the messages of a conversation.
 
-        If the messages do not fit into one call of the model, only the newest ones are used. If the
-        run has no memory, nothing is changed.
+        If the messages do not fit into one call of the model, only the newest ones are used. If
+        memory is disabled for the run, nothing is changed.
 
         Args:
             messages: The messages.

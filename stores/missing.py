@@ -1,8 +1,11 @@
 """Compute vectors for items that have none.
 
-An item has no usable vectors in three cases: a put has not stored it yet, the embedder failed when
-it was put, or the store's embedding model was replaced afterwards. Until its vectors have been
-computed, an item can be found only by keyword search.
+These are the items of a put that is about to be stored, the items for which the embedder failed
+when they were put, and the items whose vectors are from an earlier embedding model. Until its
+vectors have been computed, a stored item can be found only by keyword search.
+
+If the model is fast enough (`StoreEmbedder.embed_quickly`), no vectors are stored. Searches then
+compute the vectors.
 """
 
 from __future__ import annotations

@@ -102,6 +102,8 @@ class JSONBLocation(JSONLocation):
 
         Either bound may be None, which leaves the range open at that end.
         """
+        # A range of texts has only one bound here, because `build_equals_any_condition` tests the
+        # equality of texts.
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
             return self._build_condition_for_any_path(

@@ -33,11 +33,12 @@ class SQLiteStore(WholeStore):
 
     Args:
         path: The path of the file, or `":memory:"`.
-        index: The embedder. `"offline"` is the English table in the package, over all text of a
-            value. A dict is langgraph's `IndexConfig` (`embed`, `dims`, `fields`). With None,
-            searches use words only. `fields`, or `text_fields` as langgraph's SQLite store calls
-            it, also selects the text that is searched by words. If neither is given, the paths
-            recorded in the file are used.
+        index: The embedder, and the texts that are embedded. `"offline"` is the embedder in the
+            package, a table of English word vectors, and embeds all text of a value. A dict is
+            langgraph's `IndexConfig` (`embed`, `dims`, `fields`). With None, searches use words
+            only. `fields`, or `text_fields` as langgraph's SQLite store calls it, also selects the
+            text that is searched by words. If neither is given, the paths recorded in the file are
+            used.
         ttl: langgraph's `TTLConfig`, in minutes.
         key: The encryption key of 16, 24 or 32 bytes, as bytes or in hexadecimal. Values,
             provenance, words and vectors are encrypted with AES-GCM. Namespaces, the keys of items
@@ -93,7 +94,7 @@ class SQLiteStore(WholeStore):
         untrusted: bool = False,
     ) -> None:
         read_only = True if untrusted else read_only
-        is_given = max_value_bytes != MAX_BYTES
+        has_own_limit = max_value_bytes != MAX_BYTES
         super().__init__(
             _SQL,
             JSONLocation("i.value"),
@@ -106,7 +107,7 @@ class SQLiteStore(WholeStore):
                 timeout_s=timeout_s,
                 factory=self._connection_class,
                 untrusted=untrusted,
-                max_value_bytes=max_value_bytes if is_given else IMPORT_VALUE_BYTES,
+                max_value_bytes=max_value_bytes if has_own_limit else IMPORT_VALUE_BYTES,
             ),
             index=index,
             ttl=ttl,

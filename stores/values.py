@@ -77,7 +77,7 @@ def decode_json_value(text: str) -> dict[str, Any]:
     """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
-    # orjson also rejects integers that exceed the range of floats.
+    # orjson rejects integers that exceed the range of floats, but `json` reads them.
     except orjson.JSONDecodeError:
         value = json.loads(text)
     # orjson converts integers that need more than 64 bits to floats, but `json` keeps them.

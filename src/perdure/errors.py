@@ -36,7 +36,7 @@
     ├─ ModelFailed                         the chat model gave no usable answer
     │  ├─ SummaryFailed                    the model returned no summary; nothing was removed
     │  └─ InstructionsRefused              the model's rewrite of instructions is not usable
-    └─ ImportFailed (ValueError)           a file to import is malformed; the message says where
+    └─ ImportFailed (ValueError)           an import failed; the message says where and why
 
 Each error message says which value or object is wrong, what was expected, and what to do.
 """
@@ -85,7 +85,7 @@ class EmbedderMismatch(ConfigurationError):
 class StorageError(PerdureError):
     """The database refused an operation.
 
-    The `__cause__` of a `StorageError` is the database driver's exception.
+    If the database driver raised an exception, this exception is the `__cause__`.
     """
 
 
@@ -156,7 +156,10 @@ class UnknownMemory(PerdureError, LookupError):
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
-    """Raised if a run tries to acquire a lock that it already holds."""
+    """Raised if a run tries to acquire a lock that it already holds.
+
+    The server also raises it if a thread cannot be changed because a run of the thread is live.
+    """
 
 
 class InvalidNamespace(PerdureError, ValueError):
@@ -226,4 +229,8 @@ class BudgetExceeded(PerdureError):
 
 
 class ImportFailed(PerdureError, ValueError):
-    """A file to import is malformed."""
+    """Raised if an import fails, for example because a file to import is malformed.
+
+    An import of a database also fails if a thread cannot be merged, or if the import is cancelled.
+    What was imported before the failure may stay stored.
+    """

@@ -63,6 +63,7 @@ _CLAUDE_FILES: Final = re.compile(
 )
 # Matches the names of the ZIP files into which Claude splits an export.
 _CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)
+# Matches the names of JSON and JSONL files.
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
@@ -126,7 +127,7 @@ def import_(
     from perdure.cli.import_thread import ImportWriter
     from perdure.cli.sources import open_database_to_import
 
-    names = _parse_thread_id_renames(renamed or [])
+    new_thread_ids = _parse_thread_id_renames(renamed or [])
     report = ConversationsReport()
     reader = _ConversationFilesReader(report)
     databases = [name for name in files if is_dsn(name)]
@@ -169,7 +170,7 @@ def import_(
                 target_database, report, with_memories=not no_memories, later=later
             )
             for database in sources:
-                importing.import_database(database, names)
+                importing.import_database(database, new_thread_ids)
             importing.store_conversations_as_threads(prefix, conversations)
             importing.store_memories_and_project_documents(reader.texts)
             importing.import_store_items_of_archives(reader.iter_archives())
@@ -278,13 +279,13 @@ def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
 
 def _parse_thread_id_renames(rename_options: list[str]) -> dict[str, str]:
     """Parse options of the form `OLD=NEW` into a dict that maps old thread ids to new ones."""
-    names = dict[str, str]()
+    new_ids = dict[str, str]()
     for option in rename_options:
         old, _, new = option.partition("=")
         if not old or not new:
             raise ConfigurationError(f"--as is {option!r}; expected ID=NEW")
-        names[old] = new
-    return names
+        new_ids[old] = new
+    return new_ids
 
 
 @contextmanager

@@ -31,6 +31,7 @@ _FIELD_NAMES: Final = {
     **{"create_time": "created_at", "update_time": "updated_at"},
 }
 _ROLES: Final = {"human": "user", "user": "user", "assistant": "assistant"}
+# Types of content blocks that are counted but not imported
 _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_budget", "flag")
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
@@ -46,6 +47,7 @@ _IGNORED_ARGUMENTS: Final = (
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
+# Matches the names of the files in which Claude stores pasted text
 _PASTED_FILE_NAME: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
 # Parent id of a conversation's first message in a Claude export.

@@ -28,6 +28,7 @@ _LIBRECHAT_ROOT: Final = (
     # Parent id of a conversation's first message in a LibreChat export.
     "00000000-0000-0000-0000-000000000000"
 )
+# For two fields of `IMPORTED_KEYS`, the name of the field in a LibreChat export
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 

@@ -165,6 +165,9 @@ async def _find_runs(
 ) -> list[RunRow]:
     """Return runs, newest first.
 
+    A run belongs to the person whose memories it uses or, if that is not recorded, to the person of
+    its thread.
+
     Args:
         database: The database of the command.
         thread_id: The thread of the runs, or None for all threads.

@@ -169,10 +169,10 @@ def get(
     """Show the value of an item."""
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _resolve_namespace_and_key(
+        namespace_and_key = _resolve_namespace_and_key(
             database.store, namespace, key, include_deleted=as_of is not None
         )
-        item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
+        item = database.store.get(*namespace_and_key, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
             f"the item {key!r} did not exist in the namespace {format_namespace(namespace)} at "
@@ -199,8 +199,10 @@ def history(
     """
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _resolve_namespace_and_key(database.store, namespace, key, include_deleted=True)
-        versions = database.store.history(*found_key)
+        namespace_and_key = _resolve_namespace_and_key(
+            database.store, namespace, key, include_deleted=True
+        )
+        versions = database.store.history(*namespace_and_key)
     exact = not get_console().is_terminal
     rows = [
         (

@@ -185,7 +185,7 @@ async def create_run(
 @routes.post("/runs/batch")
 @set_required_action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
-    """Run graphs in the background. If any of the runs is refused, none is started."""
+    """Run graphs in the background. All requests are checked before the first run is started."""
     runs.check_capacity_for_new_runs(call.identity, len(body))
     starts = [
         await check_run_request_and_get_start_function(call, runs, request, request.thread_id)

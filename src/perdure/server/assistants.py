@@ -75,7 +75,7 @@ class Assistants:
     An assistant that the caller may not access is treated as if it did not exist.
 
     Args:
-        call: The authorized call. Default assistants of graphs count as owned by its person; see
+        call: The authorized call. Default assistants count as owned by the person of the call; see
             `Identity.person`.
         graphs: The graphs that the server serves.
     """
@@ -309,10 +309,11 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
 
 
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
-    """Return the id of the assistant that the thread's last run used, or a default assistant's id.
+    """Return the id of the assistant that the thread's last run used, or the thread's graph name.
 
-    Fall back to the default assistant of the thread's graph if the caller has no permission to read
-    the last run's assistant, or if that assistant was deleted or now belongs to another graph.
+    The graph name stands for the graph's default assistant. It is returned if the caller has no
+    permission to read the last run's assistant, or if that assistant was deleted or now belongs to
+    another graph. If the thread has no graph, the name is `""`.
     """
     graph_id: str = thread["metadata"].get("graph_id") or ""
     last_assistant_id = thread["metadata"].get("assistant_id")
@@ -444,7 +445,7 @@ class Version(BaseModel):
 
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
-    """Check that an action is permitted, and return the assistants that the caller may access."""
+    """Check that the call is permitted, and return the assistants that the caller may access."""
     await call.authorize_arguments({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 

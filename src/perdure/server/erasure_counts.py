@@ -1,9 +1,11 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
 Events in memory may contain erased messages. Therefore, an event stream checks before it sends
-events, but at most twice a second, whether messages have been erased from its thread. The erasure
-counts of all threads with an event stream are read in a single query, because one query per stream
-would use more CPU time than sending the events.
+events, but at most twice a second, whether messages have been erased from its thread. This is the
+case if the thread's erasure count has changed. The erasure count is the number of the newest
+removal from the thread, which each erasure increases. The counts of all threads with an event
+stream are read in a single query, because one query per stream would use more CPU time than sending
+the events.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class RemovalTable(Protocol):
     """A database table that counts the message erasures in each thread."""
 
     async def count_removals_by_thread_key(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return the number of message erasures in each thread, keyed by the thread's integer key.
+        """Return the erasure count of each thread, keyed by the thread's integer key.
 
         Threads that do not exist are omitted from the returned dict.
         """
@@ -57,7 +59,7 @@ class ErasureCounts:
                 self._counts.pop(thread_key, None)
 
     async def read_erasure_count(self, thread_key: int, earliest_query_time: float) -> int | None:
-        """Return the number of message erasures in a thread.
+        """Return the erasure count of a thread.
 
         Call this method only inside a `cache_erasure_count_during_block` block for the same
         thread.
@@ -68,7 +70,7 @@ class ErasureCounts:
                 started.
 
         Returns:
-            The number, or None if there is no such thread.
+            The count, or None if there is no such thread.
         """
         if not self._is_recent(thread_key, earliest_query_time):
             async with self._query_lock:

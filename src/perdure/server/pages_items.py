@@ -362,8 +362,9 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
         versions: The versions, newest first.
 
     Returns:
-        One row for each version, newest first. Changes of the field `formerly` are left out,
-            because this field repeats the texts of earlier versions.
+        One row for each version, newest first. The last row contains no diff, because no earlier
+            version is given. Changes of the field `formerly` are left out, because this field
+            repeats the texts of earlier versions.
     """
     values = [
         {name: part for name, part in row.value.items() if name != "formerly"} for row in versions

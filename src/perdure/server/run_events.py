@@ -19,8 +19,8 @@ from perdure.server.run_log import CHUNK_BYTES, NUMBERS_PER_RUN, EventDropped, E
 STORE_INTERVAL_S: Final = 0.1
 """Seconds between two writes of events. One transaction stores the events of all runs."""
 BATCH_BYTES: Final = 4_000_000
-"""The maximum size in bytes of the events that one transaction stores. The transaction copies all
-its events. A larger event is stored alone."""
+"""A transaction takes no more events once their total size has reached this number of bytes. The
+number limits the memory for the transaction's copies of the events."""
 METADATA_EVENT: Final = "metadata"
 """The kind of the first event of a run, and of the first event after a failover."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -31,7 +31,7 @@ class StoredEvents:
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
-        # The runs whose new events are stored, with the rows by which this process owns the runs
+        # Maps each run whose new events are stored to the row by which this process owns the run.
         self._recorded: dict[Run, LiveRun] = {}
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -174,7 +174,7 @@ class StoredEvents:
         """Read the stored events after `event_number`.
 
         Raises:
-            LookupError: The events are no longer stored, or they are damaged.
+            LookupError: The stored events are damaged.
         """
         try:
             return await self._table.read_events(

@@ -71,8 +71,8 @@ class CronOptions(WithoutNulls):
 
         If daylight saving time skips a scheduled time, the cron is due at the first moment after
         the skipped hour. If a scheduled time occurs twice because the clocks are set back, the cron
-        is due only at the first occurrence. The cron is due at both occurrences if the schedule's
-        hour field starts with `*` or if the schedule is a name such as `@hourly`.
+        is due at the first occurrence. It is also due at the second one if the schedule's hour
+        field starts with `*` or if the schedule is a name such as `@hourly`.
 
         Raises:
             ConfigurationError: The schedule or the timezone is invalid.

@@ -1,9 +1,10 @@
 """Protect stored rows with AES-GCM encryption or with checksums.
 
-The authentication tag or checksum of a row also covers the row's associated data: its database, its
-tenant, and the names and numbers that identify the row. A row that was moved to another database or
-tenant, or to another row's place, cannot be read. All components of a database must be opened with
-the same key.
+The authentication tag or checksum of a row also covers the row's associated data, which are the
+names and numbers that identify the row. A row that was moved to another row's place cannot be read.
+The authentication tag also covers the database and the tenant. An encrypted row that was moved to
+another database or tenant therefore cannot be read either. A `LangGraphSeal` protects against
+neither. All components of a database must be opened with the same key.
 """
 
 from __future__ import annotations
@@ -124,12 +125,12 @@ class ChecksumSeal(Seal):
         return unsealed_bodies
 
 
-def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
-    """Return a checksum of `associated_data`, which is a row's associated data without its end.
+def _compute_checksum_of_associated_data(shared_data: AssociatedData) -> int:
+    """Return a checksum of a row's associated data without the last part.
 
-    Only the last part is missing. `_compute_row_checksum` adds the last part.
+    `_compute_row_checksum` adds the last part.
     """
-    return zlib.crc32(repr(associated_data).encode())
+    return zlib.crc32(repr(shared_data).encode())
 
 
 def _compute_row_checksum(
