@@ -667,7 +667,7 @@ def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
 
 def _convert_answer_to_message(answer: Any) -> BaseMessage:
     """Convert a model response to a message."""
-    # `model` is a chain that ends with an output parser
+    # The answer is a string if the model is a chain that ends with an output parser.
     if isinstance(answer, str):
         return AIMessage(answer)
     return message_chunk_to_message(

@@ -77,8 +77,8 @@ class Trim(MessagesNode):
         strategy: The turns to keep. `"last"` keeps the newest turns. `"first"` keeps the oldest
             turns and the newest turn.
         start_on: The type of the first message. With `"human"` or `HumanMessage`, turns are kept or
-            removed as a whole. With None, or if other types are given in addition to `"human"`, the
-            oldest turn that is kept may lose its beginning.
+            removed as a whole. With None, or if `"ai"` or `"tool"` is given in addition to
+            `"human"`, the oldest turn that is kept may lose its beginning.
         include_system: Whether the system messages are included.
         end_on: The types that the last message of a request may have. The messages after the newest
             message of such a type are not sent to the model, and are not removed from the state.

@@ -75,7 +75,10 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         else:
             try:
                 step = await call_in_thread(partial(_run_to_next_effect, continue_operation))
-            except BaseException:  # The coroutine is cancelled.
+            # The operation has raised an error, or the coroutine is cancelled. If it is cancelled
+            # before the other thread has started the operation, close the operation, so that Python
+            # does not warn that it was never awaited.
+            except BaseException:
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
                 raise

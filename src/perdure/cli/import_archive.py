@@ -20,7 +20,8 @@ class ArchiveLines:
         is_archive: Whether the file began with the header of an archive.
         records: The number of run and cron records in the archive. Runs and crons are counted but
             never executed.
-        left_out: The number of items that do not belong to the person whom the header names.
+        left_out: The number of items that are not imported, because they belong to a team or to
+            another person than the one whom the header names.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class ArchiveLines:
         Items in team namespaces are not imported, even if the person wrote them.
         """
         labels = namespace[2:] if namespace[:1] == [RESERVED_LABEL] else namespace
+        # The second label is the id of a conversation, which need not contain the person's name.
         if labels[:1] == [CHAT_LABEL]:
             return True
         if labels[:1] and labels[0] in (*PERSONAL_LABELS, TEAMS):

@@ -407,8 +407,9 @@ class RunRequest(WithoutNulls):
             if name not in CheckpointRef.model_fields
         }
         if not is_continued:
-            # Name the checkpoint in the same way in every request. Otherwise the checkpoint that
-            # langgraph loads would depend on which of the three fields the client has set.
+            # Pass the checkpoint to langgraph in the same way for every request. Otherwise the
+            # checkpoint that langgraph loads would depend on whether the client has set the field
+            # `checkpoint`, `checkpoint_id` or `config.configurable`.
             configurable["checkpoint_ns"] = ""
             if self.start_checkpoint_id is not None:
                 configurable["checkpoint_id"] = self.start_checkpoint_id

@@ -50,8 +50,8 @@ class Transaction:
         conn: The connection.
         begin: The statements that begin the transaction. If empty, each request is its own
             transaction and sees its own snapshot.
-        calls: The SELECT statements to run first. In a transaction that writes, their first row
-            contains the transaction ID.
+        calls: The SELECT statements to run before the first request. In a transaction that writes,
+            the first of these statements returns the transaction ID.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Transaction:
             rows = self._send_statements(
                 statements, is_last=isinstance(request, LastRequest | GuardedRequest)
             )
+        # The guard of a `GuardedRequest` fails with one of these errors.
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, GuardedRequest):
                 raise
@@ -140,8 +141,8 @@ class Transaction:
         """Ask the server, over another connection, whether the transaction was committed.
 
         After a server crash or a failover to a standby, the server may reuse the ID of the lost
-        transaction for another transaction. After a crash or failover, the status "committed" may
-        therefore refer to another transaction, so only the status "aborted" is reliable.
+        transaction. The status "committed" may then refer to another transaction, so only the
+        status "aborted" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.

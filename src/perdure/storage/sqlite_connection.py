@@ -52,8 +52,9 @@ CREATE TABLE IF NOT EXISTS schemas (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-# Development versions of perdure before the first release did not store a hash of the script that
-# created the tables. The earliest of these versions recorded the schema version in another table.
+# Returns no row if a development version from before the first release created the database. Such
+# versions did not store a hash of the script that created the tables. The earliest of them recorded
+# the schema version in another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
 # WAL size in bytes above which the WAL is checkpointed, that is, moved into the database file
 WAL_LIMIT_BYTES: Final = 1 << 20
