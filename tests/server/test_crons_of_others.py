@@ -121,7 +121,7 @@ def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
                 desk.client(user).crons.delete(cron_id)
             with pytest.raises(NotFoundError, match="there is no cron"):
                 desk.client(user).crons.update(cron_id, enabled=False)
-        with pytest.raises(PermissionDeniedError, match="you can delete it"):
+        with pytest.raises(PermissionDeniedError, match="you can delete the cron"):
             desk.client("dora").crons.update(nightly, enabled=False)
         make_due(db, nightly)
         runs = desk.client("dora").runs

@@ -218,11 +218,11 @@ def test_run_and_cron_with_webhook_to_unlisted_host_are_refused(
     settings: Settings, gate: Gate
 ) -> None:
     with serve_graphs(settings, gate) as sdk:
-        with pytest.raises(UnprocessableEntityError, match="calls no webhooks"):
+        with pytest.raises(UnprocessableEntityError, match="sends webhooks to no host"):
             sdk.runs.create(
                 "t", "talk", input=build_input("hi"), webhook="https://hooks.example.com/"
             )
-        with pytest.raises(UnprocessableEntityError, match="calls no webhooks"):
+        with pytest.raises(UnprocessableEntityError, match="sends webhooks to no host"):
             sdk.crons.create("talk", schedule="@daily", webhook="https://hooks.example.com/")
 
         assert sdk.runs.list("t") == []
@@ -334,5 +334,5 @@ def test_host_name_is_encoded_by_idna_2008(
     assert asked == [host, host]
     assert [each.headers["host"] for each in sent] == [host, host]
     assert [each.extensions["sni_hostname"] for each in sent] == [host, host]
-    with pytest.raises(ConfigurationError, match="this server calls"):
+    with pytest.raises(ConfigurationError, match="this server sends"):
         webhooks.check_url("https://fass.example/")

@@ -140,7 +140,7 @@ def test_opening_read_only_creates_no_tables(place: Place) -> None:
     place.open_component("checkpointers")
     state_before = place.read_state()
     with pytest.raises(
-        StorageError, match="has no perdure tables for stores yet; open it once without"
+        StorageError, match="has no perdure tables for stores yet; to create the tables, open"
     ):
         place.open_component("stores", read_only=True)
 

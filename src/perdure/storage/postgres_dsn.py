@@ -416,7 +416,6 @@ def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
         # An empty DSN means the defaults of libpq, but `normalize_dsn` refuses an empty string.
         return make_conninfo(text, **parameters) or "dbname="
 
-    label = (
-        f"the conninfo of the pool {pool.name!r}, with which the connection for locks is opened,"
-    )
-    return DsnFunction(build_dsn, label, _Identity(pool), "pass direct=, a DSN for locks")
+    label = f"the conninfo of the pool {pool.name!r}"
+    advice = "pass the DSN of the connection for locks as 'direct'"
+    return DsnFunction(build_dsn, label, _Identity(pool), advice)

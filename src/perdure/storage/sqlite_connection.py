@@ -321,8 +321,8 @@ class Connector:
             if self.has_tables_of_component(conn, schema):
                 return
         raise StorageError(
-            f"{self.path!r} has no perdure tables for {schema.component} yet; open it once without "
-            "read_only to create them"
+            f"{self.path!r} has no perdure tables for {schema.component} yet; to create the "
+            "tables, open the database once without read_only"
         )
 
     def has_tables_of_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
