@@ -88,7 +88,8 @@ class Checkpointer(CheckpointSaver):
         Raises:
             InvalidConfig: The thread_id is not valid.
             StorageUnavailable: The lock was not free within `timeout_s` seconds.
-            AlreadyLocked: The same run already holds the lock.
+            AlreadyLocked: The calling run, identified by its `contextvars` context, already holds
+                the lock.
             ConfigurationError: The only DSN of the Postgres database leads to a pooler.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
@@ -355,7 +356,7 @@ class Checkpointer(CheckpointSaver):
     adifferences = make_async_twin(differences)
 
     def stats(self) -> dict[str, Any]:
-        """Return the database's sizes in bytes, row counts, driver name and driver version."""
+        """Return statistics by name: sizes in bytes, row counts, the SQLite or Postgres version."""
         sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: fetch_rows(self._sql["totals"])

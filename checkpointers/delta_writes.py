@@ -51,6 +51,7 @@ def find_cached_delta_channel_writes(
     if rows is None and put.delta_channels:
         return None
     flow = read_delta_channel_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
+    # The flow yields a statement only if it needs data that is not cached.
     try:
         flow.send(None)
     except StopIteration as done:

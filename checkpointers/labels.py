@@ -57,8 +57,8 @@ USER_LABELS: Final = ("user_id", "owner")
 # Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the
 # store have a similar limit.
 _LONGEST_LABEL: Final = 4096
-# Marks a value that is missing, because None is a possible value.
-_UNNAMED: Final = object()
+# Stands for a missing value, because None is a possible value.
+_MISSING: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,15 +176,15 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
     for name in USER_LABELS:
-        value = _UNNAMED
+        value = _MISSING
         if isinstance(context, Mapping):
-            value = context.get(name, _UNNAMED)
+            value = context.get(name, _MISSING)
         elif name in getattr(context, "model_fields_set", (name,)):
-            value = getattr(context, name, _UNNAMED)
+            value = getattr(context, name, _MISSING)
         for source in (configurable, metadata):
-            if value is _UNNAMED:
-                value = source.get(name, _UNNAMED)
-        if value is not _UNNAMED:
+            if value is _MISSING:
+                value = source.get(name, _MISSING)
+        if value is not _MISSING:
             named_users[name] = value
     return named_users
 

@@ -72,9 +72,11 @@ _MIN_QUERY_SHARE: Final = 0.25
 # ratio is the information content of the query words in B, divided by the information content of
 # the query words in A.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
-_SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
-_CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
-_CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
+# Semicolons and colons count as the end of a sentence, too.
+_SENTENCE_BREAK: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
+_CLAUSE_BREAK: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
+# Matches a word that is not the first of a sentence. If it is capitalized, it may be a name.
+_WORD_WITHIN_SENTENCE: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
 class _TurnRole(NamedTuple):
@@ -210,7 +212,7 @@ class _TurnRoleClassifier:
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
             return _TurnRole(ANSWERS, self._sum_nats_of_words_shared_with_query(text))
         shared = self._sum_nats_of_words_shared_with_query(text)
-        sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
+        sentences = [sentence for sentence in _SENTENCE_BREAK.split(text) if sentence.strip()]
         is_question = any(map(ends_with_question, sentences))
         repeats = shared >= _MIN_QUERY_SHARE * self.query_nats or (is_question and shared > 0)
         if not (repeats or follows_question) or self._has_informative_words_beyond_query(text):
@@ -265,7 +267,9 @@ class _TurnRoleClassifier:
         if sum(map(self._compute_information_of_word_in_nats, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
         capitalized = {
-            token for word in _CAPITALIZED.findall(text) for token in _tokenize_name(word)
+            token
+            for word in _WORD_WITHIN_SENTENCE.findall(text)
+            for token in _tokenize_if_capitalized(word)
         }
         return any(
             self._compute_information_of_word_in_nats(word)
@@ -287,7 +291,8 @@ class _TurnRoleClassifier:
         )
 
 
-def _tokenize_name(word: str) -> list[str]:
+def _tokenize_if_capitalized(word: str) -> list[str]:
+    """Return the tokens of a capitalized word, or an empty list for any other word."""
     return tokenize(word) if word[0].isupper() else []
 
 
@@ -298,7 +303,7 @@ def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
     """
     parts = list[str]()
     for sentence in sentences:
-        parts += _CLAUSES.split(sentence)[:-1] if ends_with_question(sentence) else [sentence]
+        parts += _CLAUSE_BREAK.split(sentence)[:-1] if ends_with_question(sentence) else [sentence]
     return parts
 
 

@@ -268,7 +268,10 @@ class VectorMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
-        """Return a new matrix that contains the rows at the indexes in `order`, in that order."""
+        """Return a new matrix that contains the rows at the indexes in `order`, in that order.
+
+        The new matrix has no sketches.
+        """
         return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
     def to_float32(self) -> Floats:

@@ -183,8 +183,9 @@ class RunExecution:
                             f"the server crashed {MAX_ATTEMPTS} times while it executed this run, "
                             "so the run is not started again"
                         )
-                    # With the multitask strategy `reject`, a short lock timeout is sufficient,
-                    # because requests hold the lock only briefly.
+                    # With the multitask strategy `reject`, the server has accepted the run only
+                    # because no other run of the thread was under way. A request can still hold the
+                    # lock, but only briefly.
                     has_short_timeout = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )

@@ -72,8 +72,8 @@ class ThreadFrames:
 
         Args:
             modes: The kinds of events that the reader wants.
-            last_event_id: The id of the last event that the reader has received. If it is `""` or
-                not the id of an event of this stream, the reader begins with the runs that are
+            last_event_id: The id of the last event that the reader has received. If it is `""`, or
+                does not have the form of an event id, the reader begins with the runs that are
                 under way.
         """
         try:
