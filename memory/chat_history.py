@@ -208,6 +208,7 @@ def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMe
     systems = [m for m in messages if get_role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
+        # If an AI message has more tool calls than results, the other results may follow later.
         waits = isinstance(unit[0], AIMessage) and len(list_call_ids(unit[0])) >= len(unit)
         end = max((positions[id(m)] for m in unit if id(m) in positions), default=-1)
         while systems and (waits or positions[id(systems[0])] < end):

@@ -351,18 +351,17 @@ class SensitiveDataRules:
         is_explicitly_requested: bool,
         treatments_by_kind: dict[str, Treatment],
     ) -> Any:
-        """Return a copy of a text or field value with sensitive data redacted.
+        """Return a copy of a text or field value, with the findings to be redacted replaced.
 
-        The treatment of each kind of sensitive data found, such as `"e-mail"`, is recorded in
-        `treatments_by_kind`.
+        Only findings with the treatment `"redact"` are replaced. The treatment of each kind of
+        sensitive data that is found, such as `"e-mail"`, is recorded in `treatments_by_kind`.
 
         Args:
             value: A text, or a JSON value of fields.
             field_name: The name of the field, or None for the text of the memory.
             is_explicitly_requested: Whether the memory was requested explicitly. Contacts in a
                 memory that was requested explicitly are not redacted.
-            treatments_by_kind: The treatment of each kind of sensitive data that was found. The
-                method adds the kinds that it finds.
+            treatments_by_kind: A dict to which the method adds the kinds that it finds.
         """
         if isinstance(value, Mapping):
             fields = value.items()

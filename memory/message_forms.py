@@ -27,7 +27,7 @@ Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
 # Smallest number that is interpreted as a Unix timestamp in milliseconds or a smaller unit rather
 # than in seconds. In seconds, it would represent a date in the year 5138.
-_LATEST_S: Final = 1e11
+_MIN_MILLISECONDS: Final = 1e11
 
 CREATED: Final = "create_time"
 """The key in a message's `response_metadata` for the creation time, in seconds since 1970."""
@@ -82,7 +82,7 @@ def convert_object_to_message(
         value: The object, in a form of OpenAI, LangChain or LangGraph.
         previous_message: The message before the object in the conversation, or None.
         *derived_id_parts: If the message has no id, its id is derived from these values, the
-            role and the content.
+            role (or LangChain's message type) and the content.
 
     Raises:
         MalformedPart: The object is not a message.
@@ -263,7 +263,7 @@ def parse_timestamp(value: Any) -> float | None:
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, int | float) and math.isfinite(value):
-        while abs(value) >= _LATEST_S:
+        while abs(value) >= _MIN_MILLISECONDS:
             value /= 1000
     time = parse_time(value) if isinstance(value, str | int | float) else None
     return None if time is None else time.timestamp()

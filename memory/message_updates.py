@@ -34,7 +34,8 @@ def build_update_from_current_to_target_messages(
     """Return the update that changes the channel `messages_key` from `current` to `target`.
 
     The update contains a `RemoveMessage` for each message that is only in `current`, followed by
-    the messages in `target` that are new or changed. If nothing has to change, the update is empty.
+    the messages in `target` that are new or changed. A message counts as changed if `current` does
+    not contain the same Python object. If nothing has to change, the update is empty.
     If two messages in `current` have the same id, the update replaces the whole list, because a
     `RemoveMessage` cannot remove only one of them.
 

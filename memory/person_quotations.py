@@ -72,7 +72,7 @@ def find_ids_of_quoting_threads_for_each_finder(
         finders: The finders.
 
     Returns:
-        For each finder, the ids of the threads, in order.
+        For each finder, the ids of the threads that quote its person, in the order of `thread_ids`.
     """
     thread_ids_by_finder = [list[str]() for _ in finders]
     for thread_id in thread_ids if any(finders) else ():
@@ -102,7 +102,8 @@ class HumanTexts(NamedTuple):
 
     Attributes:
         own: Texts from the person, or from a backend on behalf of the person.
-        foreign: Texts that other users, or crons of other users, sent to these threads.
+        foreign: Texts that other users, or crons of other users, sent to these threads. Texts that
+            are also in `own` are left out.
     """
 
     own: frozenset[str]

@@ -395,7 +395,7 @@ class Profile(Generic[M]):
 
     Args:
         schema: A pydantic model.
-        store: The store, or None for, within a graph, the graph's store.
+        store: The store. None means the store of the graph that is running.
         namespace: Labels of the namespace; see `Template`.
         key: The key of the item. The key may contain placeholders, like a label of `namespace`.
         gate: Judges each value that a change sets. None means `Gate()`. E-mail addresses and

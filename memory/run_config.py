@@ -245,7 +245,7 @@ class Template:
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """Return the labels for a run. `config=None` means the current run.
 
-        If the template's first label is `"teams"`, the run must have exactly one team.
+        A template that begins with `("teams", "{team}")` requires a run with exactly one team.
 
         >>> Template(["notes", "{user_id}"]).fill({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
@@ -266,8 +266,11 @@ class Template:
         """Return a list with one namespace for each team of a run.
 
         Each namespace is the tuple of the template's labels, with values in place of the
-        placeholders. The list is empty if the run has no team. If the template's first label is not
-        `"teams"`, the list contains a single namespace.
+        placeholders. The list is empty if the run has no team.
+
+        If the template's first label is not `"teams"`, the list contains a single namespace. If the
+        second label is the name of a team, the list contains only the namespace of that team, or is
+        empty if the server does not allow the run to use that team.
         """
         if not self.is_team:
             return [self._fill_label_placeholders(config)]

@@ -60,9 +60,9 @@ def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
     Usually, `new_summary` replaces `current_summary`.
 
     Parallel subgraphs that share the `summary` channel can return two summaries in the same
-    superstep. If one of the two summaries covers the newest message of the other, the former is
-    returned, because it extends the other. Otherwise, the texts of both are joined. A summary
-    without digests cannot be compared, so that `new_summary` is returned.
+    superstep. If one of the two summaries covers the newest message of the other one, it is
+    returned, because it extends the other one. Otherwise, the texts of both are joined. A summary
+    without digests cannot be compared, so `new_summary` is returned if either has no digests.
     """
     ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:

@@ -46,8 +46,8 @@ Rows = NDArray[np.integer[Any]]
 # the rows that contain a word, without duplicates, and the word's term frequency in each row
 WordHits = tuple[Ints, Floats]
 
-# if a filter selects less than a quarter of the rows, only the vectors of the selected rows are
-# compared with the query
+# If a view contains less than 1/4 of the rows of its index, only the vectors of the view's rows are
+# compared with the query.
 _FEW_DIVISOR: Final = 4
 NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
@@ -71,11 +71,11 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# Threshold for compaction: unsorted words are merged into the sorted postings only if an index has
-# more unsorted words than this. For unsorted vectors, the threshold is 1/64 of this number.
+# An index is compacted if the number of its unsorted words exceeds both this minimum and 1/32 of
+# the number of its sorted words (see `_RECENT_DIVISOR`). For unsorted vectors, the minimum is 1/64
+# of this number. A word is counted once for each row that contains it.
 _MIN_RECENT: Final = 1 << 13
-# Divisor for a second threshold: unsorted words are merged only if their number also exceeds 1/32
-# of the number of sorted words. The same fraction applies to vectors.
+# Divisor for the share of unsorted words or vectors above which an index is compacted.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
@@ -111,16 +111,16 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """How well an index's vectors separate related rows, and the ids of the rows in the sample."""
+    """A sample of rows, and how well their vectors separate related rows from random rows."""
 
-    ids: Ints
+    ids: Ints  # ids of the item versions in the sample
     separation: VectorSeparation
 
 
 class Coverage(NamedTuple):
     """A record of how far an index covers its namespace."""
 
-    newest: int  # highest id that was read
+    newest: int  # highest version id that the index has read
     items: int  # number of current items, including items that are excluded from search
     # the store's counter of additions of vectors to items that were stored without vectors, at the
     # time of the last update
@@ -136,7 +136,7 @@ class NamespaceIndex:
     Instances are not thread-safe.
 
     Args:
-        model: The model of the vectors, or None.
+        model: The model of the vectors, or None if the index has no vectors.
         approximate_above: The number of vectors above which search is approximate.
     """
 
@@ -538,7 +538,7 @@ class Postings(NamedTuple):
 
     # Offsets into `rows`: the entries for word number `w` are `rows[starts[w] : starts[w + 1]]`.
     starts: Ints
-    rows: Rows  # rows that contain each word, ascending
+    rows: Rows  # numbers of the rows that contain each word, ascending within a word
     # term frequency of the word in each row
     counts: NDArray[np.uint8]
 
@@ -650,8 +650,8 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the highest cosine between the query and each row's vectors.
 
-        For a row without vectors, it is NaN. If the index has more than `approximate_above`
-        vectors, most cosines may be estimates.
+        The result of a row without vectors is NaN. If more than `approximate_above` vectors are
+        compared with the query, most cosines may be estimates.
         """
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
@@ -718,7 +718,7 @@ def decode_index_or_none_if_outdated(
     """Decode a stored index, or return None if the index is damaged or outdated.
 
     Args:
-        seal: Decrypts the stored index.
+        seal: Decrypts the stored index, or verifies its checksum if it is not encrypted.
         path: The path of the namespace.
         body: The stored bytes.
         model: The embedding model recorded in the database.
@@ -745,7 +745,7 @@ def decode_index_or_none_if_outdated(
 
 
 def _build_associated_data(path: bytes) -> AssociatedData:
-    """Return the associated data that binds an encrypted index to its namespace."""
+    """Return the associated data that binds a sealed index to its namespace."""
     return ("index", path.decode())
 
 
@@ -758,7 +758,7 @@ def encode_index_or_none_if_too_large(
 ) -> bytes | None:
     """Compact and encode an index, or return None if it is too large to be stored.
 
-    If the database is encrypted, the encoded index is encrypted too.
+    The encoded index is encrypted if the database is encrypted. Otherwise, it gets a checksum.
     """
     index.compact()
     vectors = index.vectors
@@ -792,7 +792,7 @@ def encode_index_or_none_if_too_large(
 def _decode_index_body_or_none_if_outdated(
     body: bytes, model: Model | None, approximate_above: int, computation_fingerprint: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Decode an index from its decrypted bytes. Vectors of other models are omitted.
+    """Decode an index from its unsealed bytes. Vectors of other models are omitted.
 
     Returns:
         The index and its coverage, or None if the format version or the way in which words and

@@ -42,8 +42,8 @@ _MEMO_SIZE = 1 << 16
 # maximum length of a character sequence whose token ids are cached; longer sequences seldom recur,
 # because they are usually URLs, or text in scripts that use no spaces
 _MAX_MEMO_LENGTH = 32
-# Minimum average length, in letters, of the word pieces of a known word. The whole word may be one
-# letter shorter than that. Words that split into shorter pieces count as unknown.
+# Minimum average length, in letters, of the word pieces of a known word, with a tolerance of one
+# letter for the whole word. A word of n pieces is known if it has at least 3 * n - 1 letters.
 _MIN_PIECE_LENGTH = 3
 # If at most this fraction of a query's letters belong to known words, the query's vector is zero.
 # For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is 0.
@@ -92,15 +92,15 @@ def _normalize_character_for_wordpiece(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of the token ids of words.
 
-    A word's token ids are computed when the word is looked up and is not cached. Token ids of long
-    words are not cached, because long words seldom recur. When the cache is full, it is cleared.
+    If a word is not cached, looking it up computes its token ids. Token ids of long words are not
+    cached, because long words seldom recur. When the cache is full, it is cleared.
     """
 
-    def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
-        self._tokenize_word = look_up
+    def __init__(self, compute_ids: Callable[[str], tuple[int, ...]]) -> None:
+        self._compute_ids = compute_ids
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self._tokenize_word(word)
+        ids = self._compute_ids(word)
         if len(word) <= _MAX_MEMO_LENGTH:
             if len(self) >= _MEMO_SIZE:
                 self.clear()
@@ -142,6 +142,7 @@ class WordPieceTokenizer:
         """Return the fraction of a text's letters that belong to known words.
 
         A word is known if the word itself or its stem splits into word pieces that are long enough.
+        Words of one letter are not counted. The result is 1 if the text has no other words.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]

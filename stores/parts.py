@@ -469,10 +469,11 @@ class StoreParts:
     def restart_ttls_of_read_items(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
-        """Restart the TTL of items that were read, unless this is disabled or the store read-only.
+        """Restart the TTLs of items that were read, unless this is disabled.
 
-        The `refresh_ttl` argument takes precedence over the store's option `refresh_on_read`. By
-        default, reading an item restarts its TTL, as in langgraph's stores.
+        If the store is read-only, nothing is restarted. The `refresh_ttl` argument takes precedence
+        over the store's option `refresh_on_read`. By default, reading an item restarts its TTL, as
+        in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)

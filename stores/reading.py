@@ -200,7 +200,10 @@ class RecordCodec:
             ) from exc
 
     def decode_item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
-        """Return the item of a row."""
+        """Return the item of a row.
+
+        If `value` is not None, it is the value that the caller has already decoded.
+        """
         _, path, key, version, created, valid_from, valid_to, expires, _, provenance = row[:10]
         fields = self.decode_provenance(provenance, path, key, version)
         return StoredItem(
@@ -460,7 +463,7 @@ class ItemReader:
         """
         low, high = prefix_range(root + find_literal_prefix(conditions))
         namespaces: list[Namespace] = []
-        handled_prefix = b""  # all paths with this prefix are handled
+        handled_prefix = b""  # if not empty, the remaining paths with this prefix are skipped
         while len(namespaces) < offset + limit:
             rows = yield self.sql("nonempty_paths", low, high, now, as_of, _PAGE_ROWS)
             for (path,) in rows:

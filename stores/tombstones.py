@@ -1,13 +1,13 @@
-"""Tombstones are records of memories that were deleted or forgotten in this store.
+"""Find tombstones, so that an import does not restore memories that were deleted or forgotten.
 
-An import does not restore a memory for which a tombstone exists.
+A tombstone is a record of a memory that was deleted or forgotten in this store. `perdure.memory`
+writes it at that time. A tombstone is an item under `("perdure", "buried", *namespace)`, where
+`namespace` is the namespace of the memory. The key of a tombstone is a hash of a text of the
+memory, or a hash that identifies a message from which the memory was created.
 
-`perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`, where `namespace` is the namespace of the memory. The key
-of a tombstone is a hash of either a text of the memory or the id of a message from which the memory
-was created. An import rejects an item version if a tombstone exists for one of its texts. If the
-version is a memory of the kind `turn`, the import also rejects it if a tombstone exists for a
-message that its provenance names as its source.
+An import rejects an item version if a tombstone exists for one of its texts. If the version is a
+memory of the kind `turn`, the import also rejects it if a tombstone exists for a message that its
+provenance names as its source.
 
 The constants at the top of this module name the namespaces and fields of `perdure.memory` that
 stores must know.
@@ -175,6 +175,7 @@ class TombstoneReader:
     sql: NamedSQL
     now: int
     imported: Collection[tuple[bytes, str]] = ()
+    # paths of the non-empty tombstone namespaces that concern a namespace, by its path
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:

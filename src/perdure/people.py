@@ -63,7 +63,7 @@ class Part:
     Attributes:
         what: The kind of the objects, a plural noun such as `"threads"`.
         ids: The ids of threads, runs, crons or assistants, or the namespaces of items with labels
-            joined by `/`. Empty if there are too many to list.
+            joined by `/`. Empty for kinds that are only counted, such as messages.
         number: The number of objects, if it differs from the number of ids.
     """
 
@@ -342,7 +342,7 @@ class _PersonErasure:
         )
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
-        """Record the threads that have no `user_id`, but whose `owner` is the person."""
+        """Record which threads have no `user_id`, but an `owner` with the person's name."""
         self.owned_thread_ids = self.rows.list_ids_of_owned_threads_without_user_id()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}

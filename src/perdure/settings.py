@@ -354,7 +354,8 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     `perdure.toml` that the user did not choose explicitly may come from a cloned repository.
 
     Raises:
-        ConfigurationError: A file that the user has not chosen sets `base_url`, a DSN or `graphs`.
+        ConfigurationError: A file that the user has not chosen sets a DSN or `graphs`, or sets
+            `base_url` while the API key comes from an environment variable.
     """
     (_, url_source), (_, key_source) = (
         settings.get(name, ("", "")) for name in ("base_url", "api_key")
@@ -452,6 +453,7 @@ def _find_settings_file() -> Path | None:
     while True:
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
+        # The parent of the root folder is the root folder itself.
         top_folders = (home, _read_folder_identity(folder / ".."))
         if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break

@@ -130,7 +130,7 @@ def main() -> None:
     declined, or that an unexpected error occurred, whose traceback is printed to stderr. Exit code
     2 means any other error, which is printed to stderr on one line. If the command line is invalid,
     the usage of the command is printed before this line. Exit code 130 means that the command was
-    interrupted with Ctrl-C.
+    interrupted with Ctrl-C. If the reader of stdout closes the pipe, the exit code is 0.
     """
     try:
         if sys.stdout is None:

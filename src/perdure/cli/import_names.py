@@ -142,6 +142,8 @@ class ThreadNames:
         number = 2 + self._equal_counts[file, full_id]
         is_numbered = conversation.id == derive_id(full_id, number)
         self._assigned.add((file, conversation.id, full_id))
+        # If the conversation got the next numbered id, count it, so that the next copy of the
+        # conversation in this file gets a higher number.
         if is_numbered:
             self._equal_counts[file, full_id] += 1
         # Remove the thread from the cache, because the import is about to change the thread.

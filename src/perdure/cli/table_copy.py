@@ -227,7 +227,8 @@ class Tables:
         Postgres cannot store names that contain NUL characters or are too long.
 
         Raises:
-            StorageError: The database does not have the tables.
+            StorageError: The database does not have the tables, or it is a Postgres database, which
+                has no SQL function `instr`. The names in a Postgres database need no check.
         """
         owners = []
         for table in self.tables:

@@ -256,8 +256,8 @@ async def delete_thread(
 
     The thread's runs are stopped first.
 
-    Only the caller's own memories are erased. If the caller is an admin, the memories of all users
-    are erased.
+    A caller who is not an admin erases only memories of the caller. An admin erases the memories of
+    all users.
     """
     await call.permit_thread(thread_id)
     places = await find_erasable_memory_namespaces(call) if memories == "erase" else []

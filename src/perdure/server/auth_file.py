@@ -141,7 +141,8 @@ class AuthFileAccess:
         """Call the authentication handler to identify the user who sent a request.
 
         Raises:
-            Unauthenticated: The handler refuses the request, or returns no valid user.
+            Unauthenticated: The handler refuses the request with the HTTP status 401, or returns no
+                valid user.
             Refused: The handler raises an HTTPException with another status.
         """
         arguments = {

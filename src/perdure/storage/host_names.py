@@ -12,7 +12,8 @@ def ascii_host(name: str) -> str:
     `socket.getaddrinfo` and `ssl` implement IDNA 2003, which maps `faß.de` to `fass.de`.
 
     Raises:
-        ConfigurationError: The text is not the name of a host.
+        ConfigurationError: The name has non-ASCII characters, and is not valid in IDNA 2008. An
+            ASCII name is not validated.
     """
     name = name.strip("[]").lower()
     if name.isascii():

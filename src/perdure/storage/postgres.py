@@ -600,8 +600,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        Tables are vacuumed. Postgres overwrites no deleted bytes, so the result is False if a scrub
-        was requested.
+        If a scrub was requested, all tables are vacuumed, and the result is False, because Postgres
+        overwrites no deleted bytes.
         """
         scrub_request = self.read(
             lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")
@@ -617,7 +617,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._vacuum_tables(_MIN_DEAD_ROWS)
 
     def _vacuum_tables(self, min_dead_rows: int) -> None:
-        """Vacuum tables with many deleted rows, unless another process is doing so."""
+        """Vacuum the tables that have at least about `min_dead_rows` deleted rows.
+
+        A table that another process has locked, for example to vacuum it, is skipped.
+        """
         tables = partial(
             fetch_rows, _TABLES_TO_VACUUM_SQL, self._schema, self._tables, min_dead_rows
         )

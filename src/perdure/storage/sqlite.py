@@ -1,7 +1,8 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-Within a process, all databases with the same path share one `SQLiteFile`. A `SQLiteFile` has one
-writing connection and several read-only connections. The writing thread can commit several jobs in
+Within a process, all databases with the same path share one `SQLiteFile`, except read-only and
+in-memory databases, which have one each. A `SQLiteFile` has one writing connection, unless it is
+read-only, and several read-only connections. The writing thread can commit several jobs in
 one transaction.
 """
 
@@ -58,7 +59,9 @@ _SIZES = (
 
 
 class SQLiteFile(SharedResource):
-    """An open SQLite file, shared by all databases in this process that have the same path.
+    """An open SQLite file or in-memory database, with its connections and locks.
+
+    All databases in this process that write to the same path share one `SQLiteFile`.
 
     Args:
         connector: Opens the connections.
@@ -150,8 +153,8 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `SharedResource.pause_for_fork`.
 
-        Before the process forks, this method waits up to `_FORK_WAIT_S` seconds for reads in
-        progress to finish.
+        Before the process forks, this method waits until the reads in progress have ended. It waits
+        up to `_FORK_WAIT_S` seconds for blocking reads, and then as long for reads of coroutines.
         """
         super().pause_for_fork()
         all_idle = [
@@ -242,7 +245,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         timeout_s: The seconds to wait for another process that is writing.
         factory: The class of the connections. Tests pass a class that fails on demand.
         untrusted: Whether the file was written by others. Such a file is only read, and only after
-            its tables were checked; see `untrusted_sqlite.py`. Without a schema, this is always so.
+            its tables were checked; see `untrusted_sqlite.py`. Tables are also checked if there is
+            no schema.
         tables: The names of the tables that are read, if there is no schema.
         max_value_bytes: The size of the largest value that is read from an untrusted file.
 

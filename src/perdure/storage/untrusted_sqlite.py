@@ -141,7 +141,7 @@ def _check_table_has_expected_sql(
 
     Raises:
         NotADatabase: The file has a view, a virtual table, or another table under this name. If
-            `expected` is None, the definition of the table may evaluate expressions.
+            `expected` is None, any table is accepted whose definition evaluates no expressions.
         SchemaMismatch: The table `schemas` is from a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
@@ -178,7 +178,8 @@ class UntrustedConnection(sqlite3.Connection):
     Attributes:
         steps: The number of steps that the current read has taken.
         limit: The maximum number of steps of the current read.
-        checked_schema_version: The schema version of the file that was checked last.
+        checked_schema_version: The file's schema version when this connection last checked the
+            tables, or None before the first check.
     """
 
     steps = 0
