@@ -89,7 +89,8 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row
 # never treated as messages.
 _MAX_MESSAGE_FIELDS: Final = 64
 _SEND_PATH: Final = "~__pregel_push, {:010d}"
-"""The start of the path of a task that langgraph creates for the `Send` with an index."""
+"""The start of the path of the task that langgraph creates for a `Send`, with the `Send`'s index
+as ten digits."""
 
 
 def erase_messages_or_thread(

@@ -207,12 +207,12 @@ class Collection:
             UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is not at `if_version`.
         """
-        until, complete = (
+        until, source = (
             at and check_datetime("at", at),
             fill_provenance_defaults(config, provenance),
         )
         return await self.build_writer(config).replace(
-            key, memory, complete, "superseded", until, if_version
+            key, memory, source, "superseded", until, if_version
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
@@ -479,8 +479,9 @@ async def _forget(
             only this namespace is erased, and the options below cannot be used.
         namespaces: Further templates with the label `"{user_id}"`, such as `("notes",
             "{user_id}")`.
-        conversations: Ids of the user's conversations in `chat_memory`. The conversation with the
-            user's name and the threads that were extracted are always included.
+        conversations: Ids of the user's conversations in `chat_memory`. The conversation whose id
+            is the user's name, and the threads from which memories of the user were extracted, are
+            always included.
         dry_run: Whether to return the receipt without erasing; only with `everything=True`.
         hand_over: Whether the memories that the user wrote for teams are kept without the name of
             the user. If False, these memories are erased. Only with `everything=True`.

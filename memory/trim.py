@@ -117,9 +117,9 @@ class Trim(MessagesNode):
         self.size: int = size
         self.counter = counter_of(token_counter)
         self._adds_omitted_steps_line = True
-        # `_tools` is the token count of the tool schemas. `_prompt` is the token count of the
-        # agent's system prompt, which is not among the messages in the state.
-        self._tools = self._prompt = 0
+        # Token counts of the tool schemas, and of the agent's system prompt, which is not among the
+        # messages in the state.
+        self._tool_tokens = self._prompt_tokens = 0
         self.strategy, self.ends = strategy, ends
         self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
         self.include_system, self.allow_partial = include_system, allow_partial
@@ -129,8 +129,8 @@ class Trim(MessagesNode):
     ) -> Self:
         """Return a copy of the node whose budget accounts for the given tools and system prompt."""
         node, counter = copy(self), self.counter
-        node._tools = counter.count_tools(tools)
-        node._prompt = counter.count_system_prompt(system_prompt)
+        node._tool_tokens = counter.count_tools(tools)
+        node._prompt_tokens = counter.count_system_prompt(system_prompt)
         return node
 
     def with_calibration_for_model(self, model: str | None) -> Self:
@@ -176,11 +176,11 @@ class Trim(MessagesNode):
             # message that remains in the state.
             node._adds_omitted_steps_line = False
             fits = node._trim_to_budget(ModelInput.from_messages(messages, purpose="state"))
-            rest = [message for turn in fits.turns for unit in turn.units for message in unit]
+            kept_messages = [m for turn in fits.turns for unit in turn.units for m in unit]
             if self.include_system:
-                rest += [message for message in messages if get_role(message) == "system"]
+                kept_messages += [message for message in messages if get_role(message) == "system"]
             update = build_update_from_current_to_target_messages(
-                _sort_by_order_in_state(rest, messages), messages, self.messages_key
+                _sort_by_order_in_state(kept_messages, messages), messages, self.messages_key
             )
             return {self.messages_key: update} if update else {}
 
@@ -249,7 +249,9 @@ class Trim(MessagesNode):
         def count_excess(selection: tuple[ModelInput, list[Turn]]) -> float:
             messages = replace(selection[0], turns=iter(selection[1])).to_messages()
             return (
-                self.counter.count_request_tokens(messages, self._tools) + self._prompt - self.size
+                self.counter.count_request_tokens(messages, self._tool_tokens)
+                + self._prompt_tokens
+                - self.size
             )
 
         if count_excess((model_input, turns)) <= 0:
@@ -274,7 +276,7 @@ class Trim(MessagesNode):
         """
         count_message_tokens = count_message_tokens or counter.message_counter
         fixed = (
-            counter.count_tokens_excluding_messages(self._tools) + self._prompt
+            counter.count_tokens_excluding_messages(self._tool_tokens) + self._prompt_tokens
         ) * counter.scale + reserved_tokens
         options = self.strategy, self.start_on, self._adds_omitted_steps_line
         selection = select_turns(model_input, self.size - fixed, count_message_tokens, *options)

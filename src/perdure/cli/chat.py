@@ -137,7 +137,8 @@ class _ChatSession:
         database: The database of the command.
         thread_id: The id of the thread.
         user: The id of the user whose memories the chat uses, or "" for a chat without memory.
-        window: Removes all but the last messages from the state, or None.
+        window: The node that removes all but the newest messages, from the model's input and after
+            each turn from the state. None keeps all messages.
         graph: The compiled graph.
         config: The config of each run.
     """
@@ -151,8 +152,9 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` keeps only the newest messages. In `memory`, `window` comes before
-        # `use_memories`, so that recalled memories do not count towards the message limit.
+        # `window` keeps the newest `keep_last` messages before the user's new message, which is the
+        # one that is added to the limit. In `memory`, `window` comes before `use_memories`, so that
+        # recalled memories do not count towards the limit.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -269,7 +271,7 @@ class _ChatSession:
                 f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
                 f"{failure_note}"
             ) from exc
-        # Remove from the state all messages that the model will not receive in the next turn.
+        # Remove from the state the messages that do not fit into the window any more.
         if self.window:
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:

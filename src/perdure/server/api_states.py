@@ -262,7 +262,7 @@ async def update_thread_state(
     ):
         # Read the thread again. This raises UnknownThread if the thread has been deleted.
         thread = await call.threads.get_permitted_row(thread_id)
-        updated = await get_checkpoint(call, config)
+        base_checkpoint = await get_checkpoint(call, config)
         if graph is None:
             name = thread.metadata.get("graph_id")
             fault = (
@@ -297,7 +297,9 @@ async def update_thread_state(
         ):
             # A later run continues from the head of the root namespace, or from the checkpoint of
             # the root namespace to which the subgraph's checkpoint belongs. Mark both.
-            parents: Mapping[str, str] = (updated.metadata if updated else {}).get("parents", {})
+            parents: Mapping[str, str] = (base_checkpoint.metadata if base_checkpoint else {}).get(
+                "parents", {}
+            )
             for checkpoint_id in {None, parents.get("")}:
                 await mark_checkpoint_as_changed_by_other_users(
                     call.saver, thread_id, checkpoint_id, is_turn_without_memory=True
