@@ -369,7 +369,8 @@ class PlannedTransaction:
             at the checkpointer's last commit.
         thread_id: The thread.
         thread: The cached thread, as it is after the commit.
-        statements: The statements. The first one fails if the thread has changed since the plan.
+        statements: The statements that are still to be executed. In a plan from the cache, the
+            first one fails if the thread has changed since it was cached.
         additions: The items that are appended to the logs.
         snapshot: The new checkpoint, or None.
         head: The head of the namespace after the checkpoint was stored. It may be a checkpoint

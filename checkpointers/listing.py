@@ -105,7 +105,10 @@ class Listing:
             )
 
     def iter_thread_ids(self) -> Iterator[str]:
-        """Yield the ids of all threads, in order of their creation."""
+        """Yield the ids of all threads, in the order of their keys.
+
+        Each process reserves blocks of keys, so this is not always the order of creation.
+        """
         last_key = 0
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
             for thread_key, thread_id, indexed_key in rows:

@@ -108,10 +108,11 @@ class RunStarts:
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Add the run's start time to a request that stores a checkpoint.
 
-        The start time is added only to the first checkpoint of a run. In this case, the record of
-        the run also gets `has_input`. For a later checkpoint of the same run, `continues_run` is
-        set to True instead. A request from a subgraph, from a state update or without a run is not
-        changed.
+        The start time is added only to the first checkpoint of a run, and not if the run loaded
+        pending writes of an earlier run. The record of the run also gets `has_input`. For a later
+        checkpoint of the same run, `continues_run` is set to True instead, so that the checkpoint
+        inherits the start time of its parent. A request from a subgraph, from a state update or
+        without a run is not changed.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = (

@@ -36,7 +36,8 @@ class TooManyRequests(Refused):
 class Limits:
     """The limits of a server.
 
-    Request limits apply separately to each network address and to each user.
+    The request rate is limited separately for each network address and for each user. The number of
+    requests in progress is limited only for each user.
 
     Attributes:
         body_bytes: Maximum bytes of a request's body.
