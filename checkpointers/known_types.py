@@ -8,8 +8,9 @@ Name = tuple[str, str]
 """The name of a class: its module and its qualified name."""
 
 # Classes that langgraph's serializer can deserialise in strict mode, plus some pydantic classes.
-# Each key is a module name. Its value contains the names of the module's classes, separated by
-# spaces.
+# Each key is a module name. The value contains the names of classes of this module, separated by
+# spaces. The name `re.compile` is listed because langgraph stores a pattern as a call of this
+# function.
 _KNOWN_NAMES: Final = {
     "datetime": "datetime date time timedelta timezone",
     "uuid": "UUID",

@@ -109,9 +109,9 @@ class PersonRows:
         """Yield the ids of the person's threads that have no checkpoints.
 
         The owner of a thread without checkpoints cannot be determined from checkpoint metadata. A
-        thread without checkpoints therefore belongs to the person if the person started one of its
-        runs, or if one of its runs uses the person's memories. This does not apply if an owner is
-        recorded for the thread itself and owners are people.
+        thread without checkpoints therefore belongs to the person if one of its runs does; see
+        `_find_person_of_run`. This does not apply if an owner is recorded for the thread itself and
+        owners are people.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -237,8 +237,8 @@ class PersonRows:
     def list_live_runs(self, own_thread_ids: frozenset[str]) -> list[LiveRun]:
         """Return the person's unfinished runs, including pending and delayed runs.
 
-        Runs on threads of others are included if they use the person's memories, or if the person
-        started them and they do not record whose memories they use.
+        A run on a thread of others is included if it uses the person's memories. If the run does
+        not record whose memories it uses, it is included if the person started it.
         """
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_thread_ids
@@ -312,7 +312,8 @@ class PersonRows:
     def cancel_run(self, run: LiveRun) -> None:
         """Cancel a run. A pending or delayed run ends at once."""
         sql = self._sql["cancel_runs"]
-        params = run.thread_id, run.run_id, 1, "interrupt", time.time()
+        includes_delayed = 1
+        params = run.thread_id, run.run_id, includes_delayed, "interrupt", time.time()
         self._database.write(lambda: fetch_rows(sql, *params), exclusive_names=(run.thread_id,))
 
     def is_executing(self, run: LiveRun) -> bool:

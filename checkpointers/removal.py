@@ -481,9 +481,9 @@ class _MessageTexts(NamedTuple):
         call_ids: The ids of its tool calls.
         call_keys: The keys of its tool calls; see `_build_tool_call_key`.
         content_texts: The texts of its content, without short texts.
-        task_texts: The texts by which descriptions of tasks quote it: its content, its id, and the
-            ids and arguments of its tool calls, as they are and in printed and JSON form, without
-            short texts.
+        task_texts: The texts by which descriptions of tasks quote it, without short texts. These
+            are its content, its id, and the ids and arguments of its tool calls. Each text is also
+            contained in printed form and as JSON.
     """
 
     call_ids: set[str]

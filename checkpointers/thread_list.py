@@ -442,9 +442,9 @@ class ThreadList:
         Args:
             thread_id: The thread.
             build_update: A function that returns the new metadata, or None to keep it, and the
-                status of the last run. The function is called with the thread before the
-                transaction, to find out whether there is anything to update, and again with the
-                thread as it is in the transaction.
+                status of the last run. The function is first called with the thread as it is before
+                the transaction. If there is something to update, the function is called again with
+                the thread as it is in the transaction.
             may_wait_for_answer: Whether to store that the thread may wait for an answer, because
                 its last run was interrupted before a node.
         """
@@ -497,7 +497,7 @@ class ThreadList:
     adelete = make_async_twin(delete)
 
     def list_expired_thread_ids(self, limit: int) -> list[str]:
-        """Return the ids of at most `limit` expired threads that have no live run."""
+        """Return the ids of at most `limit` expired threads that have no unfinished run."""
         params = time.time(), "", limit
         rows = self._database.read(lambda: fetch_rows(self._sql["expired_threads"], *params))
         return [thread_id for thread_id, _ in rows]

@@ -156,22 +156,22 @@ class Background:
             if not self.work or self._is_working:
                 return self
             try:
-                works = self._get_queue().run_worker_and_yield_lost_jobs(
+                worker = self._get_queue().run_worker_and_yield_lost_jobs(
                     self.workers,
                     self._run_job_and_get_result,
                     self._queue_all_threads_and_get_job_keys,
                 )
-                for job in self._stack.enter_context(works):
+                for job in self._stack.enter_context(worker):
                     self._record_failure(job, _WORKER_LOST_ERROR)
             except BaseException:
                 self.stop()
                 raise
             self._is_working = True
-            ticks = threading.Thread(
+            queueing_thread = threading.Thread(
                 target=self._run_queueing_loop, name="perdure-background", daemon=True
             )
-            ticks.start()
-            self._stack.callback(ticks.join)
+            queueing_thread.start()
+            self._stack.callback(queueing_thread.join)
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -292,7 +292,11 @@ class Background:
             return self._queue
 
     def _queue_all_threads_and_get_job_keys(self, *, includes_dead_jobs: bool = True) -> set[str]:
-        """Enqueue all threads with unread messages, and return the keys of their jobs."""
+        """Enqueue all threads with unread messages, and return the keys of their jobs.
+
+        With `includes_dead_jobs=False`, threads whose extraction has failed and is no longer
+        retried are left out.
+        """
         jobs = [job for job in self._due.list_jobs() if includes_dead_jobs or job.state != "dead"]
         for job in jobs:
             self._get_queue().put(job)

@@ -53,8 +53,8 @@ MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part of the request; called with the state (None for plain messages) and the config."""
 # A question with only one significant word, such as "and Bruges?", is treated as a follow-up to the
-# previous question if it has at most this many words. A question that consists only of stop words
-# is always treated as a follow-up.
+# previous question if the whole question has at most this many words. A question that consists only
+# of stop words is always treated as a follow-up.
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum length of a query, in characters; a longer query is shortened by cutting out its middle
 _MAX_QUERY_CHARS: Final = 2_000

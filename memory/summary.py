@@ -232,9 +232,9 @@ class Summarize(MessagesNode):
         # Unless the user supplied a token counter, `counter` was created for the model that writes
         # the summaries, not for the agent's model. The agent's model is not known yet, so use a
         # copy of `counter` that is not calibrated for a specific model.
-        is_given = token_counter is not None
-        self.counter = counter if is_given else counter.with_calibration_for_model(None)
-        tools = counter.bound_tool_tokens if is_given else 0
+        is_user_counter = token_counter is not None
+        self.counter = counter if is_user_counter else counter.with_calibration_for_model(None)
+        tools = counter.bound_tool_tokens if is_user_counter else 0
         self._parts = RequestParts(tools, model=self.counter.model)
         self._background: BackgroundSummaries | None = None
         if check_instance("background", background, bool, "True or False"):

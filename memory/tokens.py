@@ -91,9 +91,8 @@ class TokenCounter:
         """Return the number of tokens that a request takes in addition to its messages.
 
         `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
-        the model. If a custom counting function adds a fixed number of tokens to every request,
-        return the larger of that number and `tool_tokens`, because the fixed number is assumed to
-        include the tools.
+        the model. A custom counting function may add a fixed number of tokens to every request.
+        This number is assumed to include the tools, so the larger of the two numbers is returned.
         """
         if self._function is not None:
             return max(self._function.request_overhead_tokens, tool_tokens)
@@ -175,9 +174,9 @@ class TokenCounter:
         """Return the number of tokens of a request with the given messages.
 
         `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
-        the model. If a custom counting function adds a fixed number of tokens to every request,
-        `tool_tokens` counts only as far as it exceeds that number, because the fixed number is
-        assumed to include the tools.
+        the model. A custom counting function may add a fixed number of tokens to every request.
+        This number is assumed to include the tools, so only the part of `tool_tokens` that exceeds
+        it is added.
         """
         if self._function is None:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(

@@ -2,8 +2,8 @@
 
 The SQL condition for a filter may select too many rows, but never misses a row that the filter
 matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
-tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte` and its operand
-is text, a number or a boolean (for `$in`, a list of these). All other comparisons, and all
+tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte`. Its operand must
+be text, a number or a boolean, or a list of these for `$in`. All other comparisons, and all
 negations, are replaced with the SQL condition TRUE, which selects all rows. The same happens to
 text and numbers that SQLite cannot compare.
 """
@@ -265,12 +265,12 @@ def join_conditions_with_or(parts: Sequence[Condition]) -> Condition:
     return _join_conditions(" OR ", parts)
 
 
-def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
+def _join_conditions(sql_operator: str, parts: Sequence[Condition]) -> Condition:
     """Join SQL conditions with an operator such as " AND ". Without conditions, return TRUE."""
     if len(parts) < 2:
         return parts[0] if parts else _TRUE_CONDITION
     params = tuple(value for part in parts for value in part.params)
-    return Condition(f"({conjunction.join(part.text for part in parts)})", params)
+    return Condition(f"({sql_operator.join(part.text for part in parts)})", params)
 
 
 # -- SQLite's JSON functions; another dialect has its own subclass of `JSONLocation`

@@ -216,7 +216,7 @@ class MissingEmbeddings:
     # -- vectors of another model
 
     async def reembed(self, progress: Progress | None) -> int:
-        """Recompute all vectors with the current model, and return how many were computed.
+        """Embed all items without vectors from the current model, and return how many succeeded.
 
         If searches compute the vectors, only drop the stored vectors of earlier models, and return
         the number of affected items.

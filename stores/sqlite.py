@@ -62,8 +62,8 @@ class SQLiteStore(WholeStore):
         timeout_s: The time in seconds to wait for another process that is writing.
         untrusted: Whether the file comes from elsewhere and its items are to be imported. The file
             is only read. It is refused if its tables are not those of perdure, if it is damaged, or
-            if it has a value of more than 256 MB, or of more than `max_value_bytes` if that is set;
-            see docs/threads.md.
+            if it has too large a value. The limit of a value is then 256 MB, unless
+            `max_value_bytes` is set; see docs/threads.md.
 
     Attributes:
         index_config: langgraph's `IndexConfig` as it was passed. With `"offline"`, it is that of

@@ -247,9 +247,9 @@ async def _find_crons_with_persons(
 ) -> list[tuple[CronRow, str]]:
     """Return crons, each with the person to whom it belongs, ordered by next run time.
 
-    A cron belongs to the same person as its thread. If the thread belongs to nobody, or if the cron
-    creates a new thread for each run, the cron belongs to the user who created it, or to the user
-    on whose behalf the creator acted.
+    A cron belongs to the same person as its thread. This does not apply if the thread belongs to
+    nobody, or if the cron creates a new thread for each run. Such a cron belongs to the person on
+    whose behalf it was created or, if there is none, to the user who created it.
 
     Args:
         database: The database of the command.

@@ -420,7 +420,7 @@ async def edit_item(
         call: The permitted call.
         target: The namespace and key of the item.
         text: The new text of a memory; empty for other items.
-        how: "update" corrects the text, "supersede" closes the version and begins a new one.
+        how: "update" corrects a wrong text, "supersede" replaces a text that is no longer true.
         value: The new value of an item, as a JSON object.
         searched: Whether searches find the item; any text means yes.
         version: The version that the page showed, or 0 for a new item.

@@ -306,7 +306,8 @@ def check_key_and_bind_seal(
     """Verify that a seal uses the database's key, and bind the seal to the database and tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
-    treated as a seal without a key, so it is not bound to the database.
+    treated as a seal without a key, so it is not bound to the database. If the database has no key
+    check yet, one is created. With `read_only`, nothing is verified in this case.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

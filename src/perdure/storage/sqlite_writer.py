@@ -199,7 +199,7 @@ class SQLiteWriter:
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs.
+        """Wait for jobs. If all may wait, also wait up to `GROUP_WAIT_S` seconds for further jobs.
 
         Return all queued jobs, and whether more jobs may follow (False after the stop signal).
         """
