@@ -501,8 +501,8 @@ def cache_pending_writes(
 ) -> None:
     """Cache the pending writes of a task if the next checkpoint may need them.
 
-    The writes are cached if the value of at least one of them is a message, a list or a dict,
-    because the next checkpoint may store the items of such a value in a log.
+    The writes are cached if the value of at least one of them is a message, a list or a dict. The
+    next checkpoint may store such a message, or the elements of the list or dict, in a log.
     """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""

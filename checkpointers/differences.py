@@ -76,8 +76,8 @@ class Differences:
     ) -> Flow[tuple[str, ...]]:
         """Return the nodes that ran between two checkpoints, each once.
 
-        The nodes are in the order of their first execution. If `new` does not descend from `old`,
-        or if a checkpoint between them is missing, the order is unknown, and the nodes are in the
+        The nodes are in the order of their first execution. This order is unknown if `new` does not
+        descend from `old`, or if a checkpoint between them is missing. The nodes are then in the
         order in which `versions_seen` lists them.
         """
         nodes: list[str] = []

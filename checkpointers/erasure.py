@@ -193,7 +193,7 @@ def _delete_and_count_recorded_model_inputs(
 def _erase_thread(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str
 ) -> Flow[ErasureReport]:
-    """Delete a thread, and report the hashes of all its messages."""
+    """Delete a thread, and report the hashes of the messages in its logs."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()

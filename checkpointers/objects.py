@@ -1,8 +1,8 @@
 """Read and restore the attributes of pydantic models, dataclasses, enums and named tuples.
 
 Reading and rebuilding an object never runs code defined by its class, such as a constructor,
-`__setattr__`, a property, a validator or `_missing_`. The only exception is the default factory of
-a field, which is called if the field is missing from the stored data.
+`__setattr__`, a property, a validator or `_missing_`. The only exceptions are the default factories
+of fields and private attributes. They are called for what is missing from the stored data.
 """
 
 from __future__ import annotations

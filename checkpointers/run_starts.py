@@ -5,11 +5,15 @@ run. The start time of a run is recorded immediately before the run loads its th
 starts a run. A resumed run counts as a continuation of the interrupted run, so its checkpoints
 inherit the start time from the parent checkpoint.
 
-These checkpoints of the root namespace have no start time: checkpoints stored by a state update,
-imported checkpoints, checkpoints that were merged with a state update, and checkpoints of a run
-whose first checkpoint contains pending writes of an earlier run. Start times are not preserved when
-a thread is copied or databases are merged. Otherwise, a file from an untrusted source could claim
-that a run of this database had added a message.
+These checkpoints of the root namespace have no start time:
+
+- checkpoints that a state update stored,
+- checkpoints that were merged with a state update,
+- imported checkpoints,
+- checkpoints of a run whose first checkpoint contains pending writes of an earlier run.
+
+Start times are not preserved when a thread is copied or databases are merged. Otherwise, a file
+from an untrusted source could claim that a run of this database had added a message.
 """
 
 from __future__ import annotations

@@ -436,8 +436,8 @@ async def _were_source_messages_added_after_deletions(
 
     `tombstones` contains the tombstones of the text. The result is True only if every source
     message was added by a run that began after the last deletion. The result is False if one of the
-    source messages was also a source of the deleted memory, or if the time of a deletion, or the
-    time at which a source message was added, is unknown.
+    source messages was also a source of the deleted memory. It is also False if it is unknown when
+    the text was deleted, or when a source message was added.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False

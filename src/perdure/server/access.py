@@ -272,10 +272,10 @@ def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
     A dict contains the expected dict if it has all expected keys and each of their values contains
-    the corresponding expected value. A list contains the expected list if each expected element has
-    its counterpart in the list, in any order: an equal string, number or null, or a dict or list
-    that contains the expected one. Any other value must be equal to the expected value. The
-    returned function runs in time linear in the size of the JSON value.
+    the corresponding expected value. A list contains the expected list if it contains each expected
+    element, in any order. An expected string, number or null must be equal to an element of the
+    list. An expected dict or list must be contained in an element. Any other value must be equal to
+    the expected value. The returned function runs in time linear in the size of the JSON value.
 
     Args:
         expected: The JSON value that must be contained.

@@ -602,9 +602,10 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
 def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
     """Classify a history item by whether the thread's current state contains it.
 
-    The result is "seen" if the current state contains the item, "removed" if the item was removed
-    from the state, "branch" if the item exists only on another branch of the thread, and "unknown"
-    if this cannot be determined for the item's channel.
+    Returns:
+        "seen" if the current state contains the item, "branch" if the item exists only on another
+            branch of the thread, otherwise "removed". The result is "unknown" if it cannot be
+            determined for the item's channel whether the state contains the item.
     """
     if item.seen is None:
         return "unknown"
