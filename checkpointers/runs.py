@@ -195,9 +195,9 @@ class RunTable(ServerTable):
         Args:
             run: The run to end.
             status: How the run ended.
-            error: The error with which the run failed, or None.
-            request: The request of the run, if a client may send it again. It is not stored if the
-                run was cancelled.
+            error: The error with which the run failed, or None. Like `request`, it is not stored if
+                the run was cancelled, or if messages were erased from the thread during the run.
+            request: The request of the run, if a client may send it again.
             unstored_events: The events of the run that are not stored yet.
             known_cancel: The cancel action that the caller has carried out, or None. After a
                 `rollback`, the run ends whichever cancel action its row contains.

@@ -60,10 +60,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     prompt and the schemas of the agent's tools.
 
     Args:
-        parts: The parts that select the messages for the model, in order. The part that trims the
-            messages comes last. `summarize(…)` also changes the thread, before the model is called
-            or, with `background=True`, after the run. Learners, such as `remember_turns()` and
-            `update_instructions(…)`, run when the agent is done.
+        parts: Nodes that select the messages for the model, in order, and learners. Of the nodes,
+            the one that trims the messages comes last. `summarize(…)` also changes the thread,
+            before the model is called or, with `background=True`, after the run. Learners, such as
+            `remember_turns()` and `update_instructions(…)`, run when the agent is done.
     """
 
     state_schema = MemoryState

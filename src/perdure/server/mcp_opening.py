@@ -123,6 +123,7 @@ class StartupResponder:
         meta = params.get("_meta", {})
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
+        # `replayed_lines` contains the `initialize` request, if it has been answered.
         if _META_PREFIX + "protocolVersion" in meta:
             return (
                 None
