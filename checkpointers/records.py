@@ -424,6 +424,8 @@ def build_thread_search_keys(
         The keys as one byte string, or None if the thread can only be found by reading its row.
     """
     if isinstance(seal, LangGraphSeal):
+        # The hash key of this seal differs in each process, so the stored tags would not match the
+        # tags that another process computes.
         return None
     tag_numbers = [*islice(iter_search_tags_of_nested_metadata(seal, metadata), _MAX_TAGS + 1)]
     if len(tag_numbers) > _MAX_TAGS:

@@ -24,7 +24,7 @@ class WebhookTable(ServerTable):
     ) -> None:
         """Store a webhook that notifies its receiver that a run has ended.
 
-        A cancellation of the run does not prevent this. For the arguments, see
+        The webhook is stored even if the run was cancelled. For the arguments, see
         `build_webhook_insert`.
         """
         insert = self.build_webhook_insert(

@@ -439,7 +439,7 @@ async def plan_changes_that_gate_admits(
             and memory
             and outcome.key != proposed.key
         ):
-            # The revised text would repeat another memory, so the revision deletes its own memory.
+            # The revised text would repeat another memory, so the revised memory is deleted.
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)

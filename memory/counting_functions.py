@@ -99,7 +99,7 @@ class CountingFunction:
         return max(0, one + other - both)  # type: ignore[operator]
 
     def _count_request_tokens_or_none(self, messages: list[BaseMessage]) -> float | None:
-        """Return the token count of a request, or None if the counting function raises an error."""
+        """Return the token count of a request, or None if counting it raises an error."""
         try:
             return self.count_request_tokens(messages)
         except Exception:

@@ -132,7 +132,7 @@ class Revision(NamedTuple):
         key: The key of the memory.
         change: What is done with the memory.
         candidate: The new text and fields.
-        until: When the previous text ceased to be true, if the request says so.
+        until: When the previous text ceased to be true, or None if that is not known.
     """
 
     key: str
@@ -279,7 +279,8 @@ async def build_puts_that_add_end_date_to_source_turns(
 ) -> list[PutItem]:
     """Build puts that set the end date of the turns from which a superseded memory was extracted.
 
-    No end date is set for turns from which the superseding memory was extracted as well.
+    No end date is set for turns from which the superseding memory was extracted as well, and for
+    turns that already have an end date.
 
     Args:
         adapter: The store.

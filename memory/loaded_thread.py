@@ -2,7 +2,8 @@
 
 Summarisation and extraction load messages and then wait for a model response, which can take
 several minutes. Before the resulting summary or memories are stored, the functions in this module
-check whether any of the source messages was erased after it had been loaded.
+check whether any of the source messages was erased after it had been loaded. They can also check
+whether messages were added after a given moment.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class LoadedThread(NamedTuple):
         self, message_ids: Sequence[str], moment: datetime
     ) -> bool:
         """Return whether all of the messages were added by runs that began after `moment`.
+
+        Return False if `message_ids` is empty.
 
         A message counts as added after `moment` only if it was added by a run that used the
         checkpointer's database; see `Checkpointer.said_after`.

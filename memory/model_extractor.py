@@ -267,7 +267,7 @@ def _build_addition(candidate: Candidate) -> Addition:
 def _get_messages_by_number(
     numbers: Iterable[int], batch: Batch, role: str = ""
 ) -> list[ThreadMessage]:
-    """Return the messages in a batch that have the given numbers.
+    """Return the messages in a batch that have the given numbers, counted from 1.
 
     If `role` is not empty, only messages with that role are returned.
     """
@@ -355,7 +355,8 @@ def build_function_that_plans_new_instruction_lines(
 ) -> PlanFunction:
     """Return a function that builds the write plan for adding rules to the instructions.
 
-    The plan appends one line to the instructions for each rule that users asked for.
+    The plan appends one line to the instructions for each rule, except rules that are refused or
+    that the instructions already contain.
 
     Args:
         instructions: The instructions.

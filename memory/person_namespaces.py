@@ -9,10 +9,10 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-If a conversation's id equals another person's name, the conversation's namespace is treated as that
-person's namespace. A namespace that contains the person's name as a label, but is not one of the
-person's namespaces, is not erased. The erasure receipt lists the namespaces that contain the
-person's name but were not erased.
+If a conversation's id is also the name of another person who has namespaces in this store, the
+conversation's namespace is taken to be that person's and is not erased. A namespace that contains
+the person's name as a label, but is not one of the person's namespaces, is not erased either. The
+erasure receipt lists both kinds of namespaces.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class PersonNamespaces(NamedTuple):
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
         others: Namespaces that contain the person's name as a label and do not belong to the
+            person, and namespaces of the person's conversations whose id is the name of another
             person.
         authored_items: Namespace and key of each item that the person wrote into the memory of a
             team, or into a conversation that is not under `own`.
@@ -146,8 +147,8 @@ async def forget_person(
 ) -> Receipt:
     """Erase all of a person's data in a store.
 
-    The receipt also lists the namespaces that contain the person's name but were not erased. The
-    call is idempotent.
+    The receipt also lists the namespaces that were not erased although they may concern the person
+    (see `PersonNamespaces.others`). The call is idempotent.
 
     Args:
         adapter: The store.
@@ -238,7 +239,7 @@ async def _delete_items_under_prefix(
 ) -> Receipt:
     """Delete the items under a namespace prefix.
 
-    Use `_delete_items_under_prefix` for stores that have no method for erasing items.
+    This function is used for stores without versions, because they have no method `forget`.
     """
     keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:

@@ -52,7 +52,7 @@ _MIN_SPARE: Final = 5
 # memories.
 _DEPTH_FACTOR: Final = 4
 # Maximum number of comparisons per memory when rankings are merged and duplicates are removed. Each
-# memory is compared with at most this many memories, starting at the top of the merged list.
+# memory is compared only with the first memories that were added to the merged list.
 _MAX_COMPARED: Final = 100
 # The constant k of reciprocal rank fusion, which gives rank r the weight 1 / (k + r). The larger k
 # is, the smaller the advantage of high ranks over low ranks.
@@ -73,9 +73,9 @@ class RecallResult:
 
     Attributes:
         memories: The memories, best first. `Memory.parts` are the parts of their scores.
-        tokens: The number of tokens of the text.
+        tokens: The number of tokens of the rendered text.
         left_out: The number of further memories that did not fit into the budget.
-        lines: The memories as lines of the text, with speaker, date and thread.
+        lines: The memories as lines of the rendered text, with speaker, date and thread.
         min_score: The minimum score, or 0 if there is no minimum.
         below_min_score: With `explain=True`, the best memories below the minimum score.
     """
@@ -433,10 +433,12 @@ async def _recall(
     halved, so that extracted memories tend to come before turns. A memory that was extracted from a
     turn always ranks above that turn. Results from multiple namespaces are merged by rank. If
     several memories state the same fact, only the best one is returned. A turn that merely asks the
-    same question as the query ranks below a statement that answers it. A turn is not returned if
-    its text equals the query. A superseded memory is not returned if its successor is recalled. A
-    superseded memory whose successor is not recalled is shown with the date on which it stopped
-    being true.
+    same question as the query ranks below a statement that answers it.
+
+    A turn is not returned if its text equals the query, or if the search ranks it below a memory
+    that was extracted from this turn alone. A superseded memory is not returned if its successor is
+    recalled. A superseded memory whose successor is not recalled is shown with the date on which it
+    stopped being true.
 
     Args:
         query: The query, in the words of the user.

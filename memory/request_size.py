@@ -136,7 +136,9 @@ def measure_request(
 ) -> RequestSize:
     """Return the size of the next request, including `messages` and the summary.
 
-    `summary_section` is the text of the request's summary section, or "" if there is none.
+    `summary_section` is the text of the request's summary section, or "" if there is none. If
+    `counter` counts messages instead of tokens, the size is the number of messages, without system
+    messages.
     """
     is_system = [get_role(message) == "system" for message in messages]
     costs = list(map(counter.count_message_tokens, messages))

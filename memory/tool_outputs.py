@@ -102,8 +102,9 @@ class ClearToolOutputs(MessagesNode):
     ) -> Self:
         """Return a copy of the node for requests that contain the given tools.
 
-        The placeholders tell the model to read a replaced result with `read_tool` only if `tools`
-        contains that tool.
+        The placeholders name the tool `read_tool` if `tools` contains it. Otherwise, they name the
+        first tool in `tools` that `read_tool_output` returned. If there is no such tool, they
+        advise the model to repeat the call.
         """
         node = copy(self)
         readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))

@@ -159,7 +159,7 @@ class ModelView:
 
     Attributes:
         id: The id of the view.
-        checkpoint_id: The checkpoint from which the step of the call ran.
+        checkpoint_id: The checkpoint at which the node that called the model was started.
         checkpoint_ns: The namespace of the graph. `""` is the root graph.
         run_id: The id that langchain gave to the call.
         at: The time of the call (UTC).

@@ -47,14 +47,15 @@ _SUPERSCRIPTS: Final = re.compile(
 )
 # Matches a run of 30 combining marks after one letter. Sorting a longer run would take quadratic
 # time, so a joiner is inserted after every 30 marks (the Stream-Safe Text Format of Unicode
-# Standard Annex 15).
+# Standard Annex 15). The joiners are removed after the sorting, by `_LETTER_VARIANTS`.
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 # Control characters that stand for significant punctuation while `_IGNORED` is removed. They remain
 # in the normal form.
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
-    # invisible characters: soft hyphens, joiners, text direction marks, emoji variation selectors
+    # Invisible characters are removed: soft hyphens, joiners, text direction marks, and emoji
+    # variation selectors.
     | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
 )
 
@@ -98,7 +99,7 @@ def unify_letter_variants(text: str) -> str:
 def _lower_superscript(match: re.Match[str]) -> str:
     """Return the replacement for a match of `_SUPERSCRIPTS`.
 
-    After a unit of length, the match is returned unchanged. NFKC then converts its superscript
-    digits to plain digits.
+    The replacement is the match with a preceding ^. After a unit of length, the match is returned
+    unchanged. In both cases, NFKC then converts the superscript digits to plain digits.
     """
     return match[0] if match[1] else f"^{match[2]}"

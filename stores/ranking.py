@@ -15,13 +15,13 @@ each of the n rows that are searched. A score is a sum of parts:
     recency      bonus for the newest rows with a known time, proportional to their other parts
     question     penalty for a row that consists only of a question, which seldom is an answer
 
-Each row that contains a word of the query receives a score for the word. If one of its neighbours
-contains the word, the row receives a share of the neighbour's score for the word, if that is
-higher. A query that uses the words of a message therefore also finds the reply to that message. If
-several neighbours of a row contain the word, the row receives only the largest of their shares, not
-the sum. The longer a row is, the less its score gains from the words of its neighbours, because a
-long row contains enough words of its own. The weights of the components of a score were tuned with
-`benchmarks/recall.py`.
+A row receives a score for each word of the query that it contains. If a neighbour of the row
+contains the word, the row receives a share of the neighbour's score for the word, if this share is
+higher than the row's own score for the word. A query that uses the words of a message therefore
+also finds the reply to that message. If several neighbours of a row contain the word, the row
+receives only the largest of their shares, not the sum. The longer a row is, the less its score
+gains from the words of its neighbours, because a long row contains enough words of its own. The
+weights of the components of a score were tuned with `benchmarks/recall.py`.
 
 The best row's score is derived from its evidence, which measures how strongly words and vectors
 indicate that the row is relevant. Scores are therefore comparable between searches, regardless of
@@ -33,6 +33,7 @@ in nats:
               information content of a word is -ln(fraction of messages in the language that contain
               the word)
     vector    5 times the nearness of the nearest vector, from 0 (cosine at most the mean) to 1
+    person    2.25 if the query and the rows are about the same person
     chance    -ln n, because the best of many rows has more evidence by chance
 
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
@@ -216,7 +217,7 @@ class RankedRows:
 
     @classmethod
     def from_cosines(cls, cosines: Floats) -> RankedRows:
-        """Rank the rows by a vector alone.
+        """Rank the rows only by their cosine similarity to the query.
 
         A row without a vector (NaN) is ranked last and scores 0.
         """
@@ -291,8 +292,8 @@ def rank_rows(
         date: Whether each row is from the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
         weights: The weight of each part.
-        calibration: The weight that the vectors deserve, because they separate related rows from
-            random ones well or badly.
+        calibration: The weight that the vectors deserve. It was measured by how well they separate
+            related rows from random ones.
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
@@ -505,7 +506,8 @@ def _compute_evidence_in_nats_by_word(
     about, provides no evidence. If this is true of every word of the query, all of them provide
     evidence.
 
-    Rows that consist only of a question are ignored when a word's information content is computed.
+    Rows that consist only of a question are ignored when a word's information content is computed,
+    unless all rows that contain the word are such rows.
     """
     is_only_question = (
         np.zeros(row_count, bool) if row_contexts is None else row_contexts.is_only_question
@@ -560,8 +562,13 @@ def iter_term_blocks_with_frequencies_in_rows(
     """Yield blocks of query words, each with the term frequencies of its words in every row.
 
     A block is a group of words. The term frequencies of a block are a float32[words, n] array that
-    is small enough to fit in the CPU cache. Words that no row contains are left out. The rows'
-    Okapi BM25 scores for a block are `weights @ (counts / (counts + compute_length_penalty(...)))`.
+    is small enough to fit in the CPU cache. In a row that contains a synonym of a word, the word's
+    frequency is at least the synonym's similarity times `Weights.kin`. Words that occur in no row,
+    and have no synonyms, are left out.
+
+    If `frequencies` is the array of a block, and `word_weights` contains the weight of each of its
+    words, the rows' Okapi BM25 scores for the block are
+    `word_weights @ (frequencies / (frequencies + compute_length_penalty(...)))`.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) of the BM25
     formula is omitted, as in Lucene 8 and later, because it does not affect the ranking.

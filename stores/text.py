@@ -183,10 +183,10 @@ def tokenize_query(text: str) -> list[str]:
 def extract_query_words_with_stems(text: str) -> dict[str, str]:
     """Map each query token that is used for ranking to its stem in the query's language.
 
-    The result contains the tokens of `tokenize_query`, except the stop words of the query's
-    language. Function words are removed from Chinese and Japanese text, and the text between them
-    is treated as separate words. In Japanese, the grammatical endings of words are removed. If
-    nothing is left, the result contains all tokens of `tokenize_query`.
+    The result contains the tokens of all words except the stop words of the query's language, and
+    the tokens of symbols. Function words are removed from Chinese and Japanese text, and the text
+    between them is treated as separate words. In Japanese, the grammatical endings of words are
+    removed. If nothing is left, the result contains all tokens of `tokenize_query`.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -245,8 +245,9 @@ def detect_language(text: str) -> str:
         lists_by_language, key=lambda name: tuple(map(count_stop_words, lists_by_language[name]))
     )
     foreign_only, stops = lists_by_language[best_language]
-    # One stop word of the language is enough if the text has letters outside ASCII; otherwise, two
-    # are needed. In both cases, there must be more of them than stop words that are only English.
+    # Stop words that the language shares with English are not counted. One stop word of the
+    # language is enough if the text has characters outside ASCII; otherwise, two are needed. In
+    # both cases, there must be more of them than stop words that are only English.
     min_count = max(2 - (not text.isascii()), count_stop_words(STOP_WORDS - stops) + 1)
     return best_language if count_stop_words(foreign_only) >= min_count else ENGLISH
 
@@ -383,8 +384,8 @@ def _strip_contraction(word: str) -> str:
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yield each word of a text that is not a stop word, with its stem in the given language.
 
-    Words that contain other than Latin letters are skipped. Nothing is yielded if the language is
-    English or has a non-Latin script.
+    Words that contain non-Latin letters are skipped. Nothing is yielded if the language is English
+    or `NON_LATIN`.
     """
     if language in (ENGLISH, NON_LATIN):
         return
@@ -671,7 +672,7 @@ _AT_SENTENCE_END, _AT_SPACE, _INSIDE_RUN = 2, 1, 0
 def split_into_chunks(
     text: str, limit_words: int = MAX_CHUNK_WORDS, overlap_words: int = OVERLAP_WORDS
 ) -> list[str]:
-    """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
+    """Split a text into overlapping chunks, in order. Only white space can be lost.
 
     A chunk ends at a sentence boundary if possible, otherwise at a space, and otherwise at any
     position. Each chunk starts within the last few words of the preceding chunk. Because of this
@@ -720,7 +721,7 @@ def _split_into_even_chunks(
         text: The text.
         unit_spans: The start and end of each unit in the text.
         max_units: The maximum number of units in a chunk.
-        overlap_units: The number of units that two chunks share.
+        overlap_units: The maximum number of units that two neighbouring chunks share.
     """
 
     def grade_cut(at: int) -> int:

@@ -141,8 +141,8 @@ class WholeStore(DatabaseOwner, Store):
         nothing is started, and the interval stays as it is.
 
         Args:
-            sweep_interval_minutes: The interval in minutes. None takes the configured interval, or
-                five minutes without one.
+            sweep_interval_minutes: The interval in minutes. If it is None or 0, the configured
+                interval is used, or five minutes if none is configured.
 
         Returns:
             The thread that sweeps.

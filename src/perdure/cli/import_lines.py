@@ -71,8 +71,8 @@ class JsonLinesReader:
         # The LangGraph states in the file: the time, the exported object and the thread id of each.
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # Maps each user to a conversation that collects the user's messages from lines with a
-        # single message and no thread id.
+        # Maps each user to an object in the form of an exported conversation. The object collects
+        # the user's messages from lines with a single message and no thread id.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
         # The user of the most recent single message without a thread id. If a later message of this
         # kind names no user, it is assigned to this user.

@@ -310,8 +310,9 @@ class Call:
             ConfigurationError: The offset is too large for a list from which rows are left out.
         """
         # The rows must be filtered only if the prefix may match namespaces that the caller may not
-        # see. `authorize_arguments` has checked a prefix of two or more labels, and a prefix whose
-        # first label is neither a wildcard nor `TEAMS` matches no namespaces of teams.
+        # see. `authorize_arguments` has checked a prefix of two or more labels, unless its first
+        # label is a wildcard. A prefix whose first label is neither a wildcard nor `TEAMS` matches
+        # no namespaces of teams.
         prefix = args[0] if args else options["prefix"]
         shows_internal = self.identity.is_admin and not hides_perdure_namespaces
         is_permission_checked = len(prefix or ()) > 1 and prefix[0] != "*"

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-# Minimum free disk space, in bytes. If less is available, the server rejects requests that would
-# modify data.
+# Minimum free space, in bytes, on the disk of the audit log file. If less is available, the server
+# rejects requests that must be recorded in the audit log.
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""

@@ -99,8 +99,8 @@ def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
 
     Return an empty dict if all host names in the DSN are already ASCII. perdure converts non-ASCII
     host names itself, because psycopg would convert them with IDNA 2003, which can yield a
-    different domain. If the DSN has no parameter `host`, psycopg uses the environment variable
-    `PGHOST`. The host names are separated by commas.
+    different domain. If the DSN has no parameter `host`, the host names in the environment variable
+    `PGHOST` are converted, because psycopg would use them. Host names are separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -167,7 +167,7 @@ class DsnSource(Protocol):
         """
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Raise `StorageUnavailable` if the last attempt to get a DSN failed or is hanging.
+        """Raise `StorageUnavailable` if the last attempt to get a DSN failed, or any attempt hangs.
 
         An attempt to get a DSN is considered to hang if it has not finished after `timeout_s`
         seconds.

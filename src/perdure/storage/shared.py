@@ -60,7 +60,8 @@ class SharedResource(ABC):
     def pause_for_fork(self) -> None:
         """Wait until the current transaction has ended, and block further transactions.
 
-        No transaction can begin until `resume_after_fork` is called.
+        No transaction can begin until `resume_after_fork` is called. A `SQLiteFile` also waits for
+        reads, and blocks new ones.
         """
         self.write_lock.acquire()
 
@@ -83,10 +84,7 @@ class SharedResource(ABC):
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def decrement_user_count_and_shut_down_if_unused(self) -> None:
-        """Decrement the resource's reference count.
-
-        If no database uses the resource anymore, shut it down.
-        """
+        """Decrement `user_count`, and shut down the resource if no database uses it any more."""
         with self.class_lock:
             self.user_count -= 1
             if self.user_count or self.refusal:

@@ -1,8 +1,8 @@
 """Run functions in thread pools, wait in queues, and limit the time of calls.
 
 Threads and coroutines can wait for these pools, queues and calls. The pools do not use the
-executors of `concurrent.futures`. With these and `asyncio.wrap_future`, the overhead per call would
-double (docs/decisions/0001), because each result would pass through two futures and their
+executors of `concurrent.futures`. With executors and `asyncio.wrap_future`, the overhead per call
+would double (docs/decisions/0001), because each result would pass through two futures and their
 callbacks.
 """
 
