@@ -84,6 +84,7 @@ def chat_graph(
     if model is not None:
         resolved_model = load_chat_model(model)
         chat_model_runnable = bind_tools(resolved_model, tools) if tools else resolved_model
+    # names of the nodes that update the memory, in the order in which they run
     steps = list(nodes)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:

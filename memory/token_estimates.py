@@ -142,8 +142,9 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
     Prose is estimated at four UTF-8 bytes per token. Digits, punctuation marks, letters next to
-    digits, and emoji take more tokens per byte than prose. If a text contains many digits,
-    punctuation marks or emoji, the estimate is based on the number of characters of each kind.
+    digits, and emoji take more tokens per byte than prose. If a text contains many of these
+    characters, a second number is computed from the number of characters of each kind, and the
+    estimate is the higher of the two numbers.
 
     Args:
         text: The text. A lone surrogate is treated as one character.

@@ -218,7 +218,9 @@ class Receipt:
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     # BLAKE2b-128 hash of each removed value's JSON, in hexadecimal
     hashes: tuple[str, ...]
-    threads: tuple[str, ...]  # Ids of the threads from which messages were removed
+    # Ids of the threads that the provenance of the removed versions names, and of the threads that
+    # were passed to `forget`. Without a checkpointer, no messages of these threads were removed.
+    threads: tuple[str, ...]
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
     clean: bool

@@ -122,8 +122,8 @@ class Coverage(NamedTuple):
 
     newest: int  # highest version id that the index has read
     items: int  # number of current items, including items that are excluded from search
-    # the store's counter of additions of vectors to items that were stored without vectors, at the
-    # time of the last update
+    # value of the store's counter `embedded` when the index was last updated; the store increments
+    # the counter when it adds vectors to items that were stored without vectors
     embedded: int
     # sequence number of the latest closing of a version (by replacement, deletion or expiry) that
     # the index reflects
@@ -156,8 +156,9 @@ class NamespaceIndex:
 
     def _reset_unsorted_words_vectors_and_cached_view(self) -> None:
         """Drop the cached view and all unsorted words and vectors."""
-        none = np.empty(0, np.int32)
-        self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
+        no_numbers = np.empty(0, np.int32)
+        # unsorted words, their rows, and counts
+        self._recent = (no_numbers, no_numbers, np.empty(0, np.uint8))
         # unsorted vectors: the encoded vectors of each row, and the row number of each vector
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
@@ -489,23 +490,25 @@ class NamespaceIndex:
         return find_row_pairs_sharing_rare_word(words, rows, position_limit)
 
     def _collect_words_and_their_row_positions(
-        self, positions: NDArray[np.int32]
+        self, position_of_each_row: NDArray[np.int32]
     ) -> tuple[Rows, Rows]:
         """Return the words of the selected rows as two parallel arrays.
 
         The first array contains word numbers, and the second contains the positions of the rows in
-        which these words occur. Rows whose entry in `positions` is -1 are skipped.
+        which these words occur. Rows whose entry in `position_of_each_row` is -1 are skipped.
         """
         starts, rows, _ = self.postings
-        posting_positions = positions[rows]
+        posting_positions = position_of_each_row[rows]
         posting_hits = np.flatnonzero(posting_positions >= 0)
         words, recent_rows, _ = self._recent
-        is_present = positions[recent_rows] >= 0
+        is_present = position_of_each_row[recent_rows] >= 0
         return (
             np.concatenate(
                 [np.searchsorted(starts, posting_hits, side="right") - 1, words[is_present]]
             ),
-            np.concatenate([posting_positions[posting_hits], positions[recent_rows[is_present]]]),
+            np.concatenate(
+                [posting_positions[posting_hits], position_of_each_row[recent_rows[is_present]]]
+            ),
         )
 
 

@@ -144,10 +144,11 @@ class RecordCodec:
         )
 
     def decode_text(self, stored: str | bytes, associated_data: AssociatedData) -> str:
-        """Return a stored text.
+        """Return a stored text, decrypted if the store has a key.
 
         Raises:
-            CorruptRecord: The text is damaged, or belongs to another row.
+            CorruptRecord: The stored value is neither text nor an encoded text, or an encrypted
+                text is damaged or belongs to another row.
         """
         if isinstance(stored, bytes) and self.is_encrypted:
             return self.seal.unseal(stored, associated_data).decode()
@@ -334,9 +335,9 @@ class ItemReader:
             or self.records.is_encrypted
         ):
             return [row[0] for row, _ in (yield from self.read_page(selection, NO_LIMIT, 0))]
-        condition, indexed = yield from self._choose_sql_condition_and_index_hint(selection)
+        condition, index_hint = yield from self._choose_sql_condition_and_index_hint(selection)
         rows = yield self._build_select_current_items_statement(
-            selection, condition, indexed, "i.id, i.value", NO_LIMIT
+            selection, condition, index_hint, "i.id, i.value", NO_LIMIT
         )
         matches = selection.filter.matches
         return [

@@ -84,7 +84,7 @@ def compute_matching_tombstone_keys(
 ) -> set[str]:
     """Return the keys of all tombstones that would prevent the import of a value.
 
-    If `provenance` is None, the provenance is taken from the value's field `SOURCE`.
+    If `provenance` is None or empty, the provenance is taken from the value's field `SOURCE`.
     """
     value = {**value}
     stored = value.pop(SOURCE, None)
@@ -102,7 +102,7 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether the namespace with a path contains internal notes of any of the given kinds.
+    """Return whether a path is that of a namespace of internal notes of one of the given kinds.
 
     The path is a full path, so the namespace may be inside a scope.
     """

@@ -197,8 +197,13 @@ class DatabaseRuns:
         self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
-        delayed = [run for run in live_runs if run.status == "delayed" and run.graph in served]
-        has_changed = any([await self._queue_delayed_run(run) for run in delayed[:DUE_PER_SWEEP]])
+        # `list_live_runs` returns a delayed run only when it is due.
+        due_delayed_runs = [
+            run for run in live_runs if run.status == "delayed" and run.graph in served
+        ]
+        has_changed = any(
+            [await self._queue_delayed_run(run) for run in due_delayed_runs[:DUE_PER_SWEEP]]
+        )
         live_runs = [run for run in live_runs if run.status != "delayed"]
         # Any server can end a cancelled run, even if it does not serve the run's graph.
         executable = [run for run in live_runs if run.graph in served or run.cancel_action]
@@ -235,7 +240,9 @@ class DatabaseRuns:
             run.owner != self.owner and run.thread_id in awaited for run in live_runs
         )
         self._pause_s = (
-            FAST_SWEEP_S if has_waiting_readers or len(delayed) > DUE_PER_SWEEP else SWEEP_S
+            FAST_SWEEP_S
+            if has_waiting_readers or len(due_delayed_runs) > DUE_PER_SWEEP
+            else SWEEP_S
         )
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
             has_more = False

@@ -69,8 +69,8 @@ class Runs:
         players: The classes that run graphs, by protocol.
         telemetry: Measures the runs, or None.
         webhooks: Sends the results of runs, or None if the server sends none.
-        owners_are_people: Whether the `owner` of a thread is a user, whom an API key has set. If
-            so, the `owner` is the person of a thread whose head has no `user_id`.
+        owners_are_people: Whether the `owner` of a thread is the user of an API key. If so, the
+            `owner` is the person of a thread whose head has no `user_id`.
         teams: Chooses the teams whose memory runs use. If it is None, the config of a run decides.
     """
 

@@ -1,9 +1,9 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
 Within a process, all databases with the same path share one `SQLiteFile`, except read-only and
-in-memory databases, which have one each. A `SQLiteFile` has one writing connection, unless it is
-read-only, and several read-only connections. The writing thread can commit several jobs in
-one transaction.
+in-memory databases, which have one each. A `SQLiteFile` has one writing connection and several
+read-only connections. If it is read-only, it has no writing connection. If it is in memory, it has
+only the writing connection. The writing thread can commit several jobs in one transaction.
 """
 
 from __future__ import annotations
@@ -334,8 +334,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                # Allow the job to use the disk reserve, because otherwise nothing could be deleted
-                # on a full disk.
+                # With `deletes_rows`, the job may use the space of the reserve file (see
+                # `DiskReserve`). Otherwise, a database on a full disk could not be opened in order
+                # to delete rows.
                 file.submit_write_and_get_future(
                     Job(self._begin, deletes_rows=True, is_async=False)
                 ).result()
