@@ -132,16 +132,16 @@ def _erase_messages(
         return ErasureReport()
     all_runs = rows[0][0], 0, NO_LIMIT
     yield [reader.sql("stop_storing_events", *all_runs), reader.sql("mark_erased", rows[0][0])]
-    events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
+    event_count = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.load_all_items_of_thread()
     yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_thread_list_entry()
-        if events:
+        if event_count:
             yield from maintenance.database.request_scrub_of_deleted_rows()
-        return ErasureReport(events=events)
-    views = yield from _delete_and_count_recorded_model_inputs(
+        return ErasureReport(events=event_count)
+    view_count = yield from _delete_and_count_recorded_model_inputs(
         reader, maintenance, thread_id, rows[0][0]
     )
     eraser.remember_erased_texts()
@@ -167,9 +167,11 @@ def _erase_messages(
         }
     )
     cancelled = tuple(sorted(eraser.cancelled))
-    counts = eraser.checkpoints + views, items
+    counts = eraser.changed_checkpoint_count + view_count, items
     report = ErasureReport(*counts, tuple(hashes), cancelled)
-    return replace(report, runs=eraser.runs, events=events, crons=eraser.crons)
+    return replace(
+        report, runs=eraser.changed_run_count, events=event_count, crons=eraser.deleted_cron_count
+    )
 
 
 def _delete_and_count_recorded_model_inputs(
@@ -182,12 +184,14 @@ def _delete_and_count_recorded_model_inputs(
     Returns:
         The number of deleted checkpoints.
     """
-    views = 0
+    view_count = 0
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread_key)):
         if ns == VIEWS_NAMESPACE:
-            views = yield from maintenance.delete_checkpoints_of_namespace(thread_id, ns, namespace)
+            view_count = yield from maintenance.delete_checkpoints_of_namespace(
+                thread_id, ns, namespace
+            )
             yield reader.sql("set_explicit_head", 0, namespace)
-    return views
+    return view_count
 
 
 def _erase_thread(
@@ -218,13 +222,13 @@ class _Eraser:
     """Visits the values of a thread, and rewrites those that contain or quote erased messages.
 
     Attributes:
-        checkpoints: The number of changed checkpoints.
+        changed_checkpoint_count: The number of changed checkpoints.
         cancelled: The names of the tasks that the heads of namespaces would have run next, and that
             are cancelled by the erasure; see `_build_task_name`.
         dicts: The keys of the logs whose items are key-value pairs.
         deltas: The keys of the logs of `DeltaChannel`s, whose items may come from writes of tasks.
-        runs: The number of changed runs of the server.
-        crons: The number of deleted crons of the server.
+        changed_run_count: The number of changed runs of the server.
+        deleted_cron_count: The number of deleted crons of the server.
     """
 
     def __init__(
@@ -236,7 +240,7 @@ class _Eraser:
         # The eraser creates its own `Thread` object instead of using the cached one.
         self.thread = Thread(key, generation, removals)
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
-        self.checkpoints = self.runs = self.crons = 0
+        self.changed_checkpoint_count = self.changed_run_count = self.deleted_cron_count = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
@@ -428,7 +432,7 @@ class _Eraser:
                 and not self._collect_only
             ):
                 yield self.sql("drop_cron", row[0])
-                self.crons += 1
+                self.deleted_cron_count += 1
         for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
             webhook = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
             if (
@@ -461,7 +465,7 @@ class _Eraser:
             *encrypt_run_details_error_and_request(self.seal, run.live, remaining),
             *run.live[1:3],
         )
-        self.runs += 1
+        self.changed_run_count += 1
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether a decoded log item contains an erased message or text copied from one.
@@ -530,7 +534,7 @@ class _Eraser:
         snapshot.references = {channel: ref for channel, ref in refs.items() if ref is not REMOVED}
         body = encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, transcripts)
         yield self.sql("rewrite_checkpoint", body, row[0])
-        self.checkpoints += 1
+        self.changed_checkpoint_count += 1
 
     def _remove_sends_that_quote_erased_messages(
         self, checkpoint_id: str, sends_ref: Any

@@ -288,13 +288,15 @@ class Listing:
             )
 
         if address.checkpoint_id is not None:
-            sql = (
+            sql_and_params = (
                 self.sql["find_checkpoint"],
                 namespace,
                 encode_id_for_storage(address.checkpoint_id),
             )
             rows = [
-                row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop_seq
+                row
+                for row in self.read(lambda: fetch_rows(*sql_and_params))
+                if row[0] & _SEQ_MASK < stop_seq
             ]
             yield from ((row[0] & _SEQ_MASK, address, row) for row in rows if is_match(row))
             return
