@@ -76,7 +76,8 @@ class NamedModel(RunnableLambda[Any, Any]):
 
     Args:
         full_name: The name of the model, with its provider.
-        prepare: A function that returns the created model in the form to call, such as with tools.
+        prepare: A function that receives the created model and returns the model to call, for
+            example the same model with tools bound to it.
     """
 
     def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:

@@ -4,7 +4,8 @@ If a query repeats a question that was stored as a turn, the query and the store
 the same words. A search therefore ranks the stored question above the statement that answers it.
 This module corrects the ranking. It classifies each turn by the words that the turn shares with the
 query, and by the turn's remaining words. A word of the turn that is not in the query is informative
-if it is a name, a number, or a rare word. Each turn gets one of four roles:
+if it is a name, a number, or a rare word. Many ordinary words together are informative, too. Each
+turn gets one of four roles:
 
     ANSWERS   an informative word remains, or the turn has too few words of the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
@@ -84,7 +85,7 @@ class _TurnRole(NamedTuple):
 
     role: int
     # Total information content, in nats, of the words that the turn shares with the query.
-    shared: float
+    shared_nats: float
 
 
 def rank_answers_first_and_count_answers(
@@ -117,7 +118,7 @@ def rank_answers_first_and_count_answers(
     ]
     answering = sum(turn.role == ANSWERS for turn in roles)
     minimum = _MIN_QUERY_SHARE * classifier.query_nats
-    is_answered = any(turn.role <= SAYS and turn.shared >= minimum for turn in roles)
+    is_answered = any(turn.role <= SAYS and turn.shared_nats >= minimum for turn in roles)
     is_asked = ends_with_question(query) or any(turn.role == ASKS for turn in roles)
     if answering == len(roles) or not (is_answered and is_asked):
         return list(ranking), answering
@@ -162,7 +163,7 @@ def _build_memory_sort_key(
     better = [
         other
         for other in range(position + 1, len(roles))
-        if roles[other].role < role and roles[other].shared >= minimum
+        if roles[other].role < role and roles[other].shared_nats >= minimum
     ]
     if not better:
         return _SortKey(only_asks=False, target=position, is_moved=False, position=position)

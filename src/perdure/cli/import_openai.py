@@ -16,6 +16,8 @@ from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorte
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
 # Names of the request fields that can contain a conversation.
 _CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
+# A function that imports a conversation. Its arguments are the position in the file, such as
+# "3" or "3.1", and the object with the `messages` list.
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -80,7 +82,7 @@ class OpenAIBatches:
     def add_request_or_response(
         self,
         file_name: str,
-        line_number: str,
+        position_in_file: str,
         line: Mapping[str, Any],
         add_conversation: _AddConversation,
     ) -> None:
@@ -94,7 +96,7 @@ class OpenAIBatches:
                 contains no message, such as a request for embeddings.
         """
         if "response" in line:
-            self._responses.append((f"{file_name}, {line_number}", line))
+            self._responses.append((f"{file_name}, {position_in_file}", line))
             return
         body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CONVERSATION_FIELDS):
@@ -111,7 +113,7 @@ class OpenAIBatches:
             "branches": [],
         }
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
-        self._requests[str(line["custom_id"])].append((add_conversation, line_number, request))
+        self._requests[str(line["custom_id"])].append((add_conversation, position_in_file, request))
 
     def import_requests_with_answers(self) -> list[Problem]:
         """Match all responses with their requests, and import the resulting conversations.

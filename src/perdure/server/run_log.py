@@ -264,7 +264,7 @@ class LoggedEvent:
 def iter_sse_chunks(
     events: Iterable[LoggedEvent], build_id_line: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield event frames as chunks of at most `CHUNK_BYTES` bytes. Small frames are joined.
+    """Yield event frames as chunks of at most `CHUNK_BYTES` + 1 bytes. Small frames are joined.
 
     A large frame is split into chunks. The chunks are read one at a time, so that the frame's
     memory can be freed before all of its chunks have been sent (see `LoggedEvent.free_content`).
