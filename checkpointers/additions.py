@@ -71,10 +71,10 @@ class Additions:
         item_times: The storage times that differ from `stored_at`, by channel and item content.
 
     Attributes:
-        positions_by_item: The log positions of items, by channel and content. An item that is in
-            this dict is not appended again. The dict contains the appended items, and stored items
-            that tasks wrote to a `DeltaChannel` again. In an erasure, it contains all stored items
-            of the thread.
+        positions_by_item: The log positions of items, by channel and content.
+            `append_new_items_to_log` reuses the position of an item that is in this dict. The dict
+            contains the appended items, and stored items that tasks wrote to a `DeltaChannel`
+            again. In an erasure, it contains all stored items of the thread.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.

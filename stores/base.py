@@ -159,7 +159,7 @@ class RemovableVersions:
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """The database's query plan for a search."""
+    """The database's query plan for a search without a query text."""
 
     # JSON paths with a database index that the search uses. If empty, the search scans all items
     # under the prefix.
@@ -188,8 +188,8 @@ class PendingEmbedding:
 
     namespace: Namespace
     key: str
-    attempts: int
-    error: str
+    attempts: int  # Number of failed attempts to embed the text
+    error: str  # Message of the last failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,8 +241,8 @@ class Connector:
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open the writing connection, and create the tables of a component.
 
-        When the disk is full, the reserved disk space is used, because otherwise no rows could be
-        deleted.
+        If the disk is full, this uses the reserved disk space. Without it, the database could not
+        be opened, so that no rows could be deleted from it.
         """
         conn = self.reserve.retry_with_reserve_if_disk_is_full(
             partial(self._open_first_writer, schema)
