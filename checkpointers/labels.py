@@ -134,11 +134,11 @@ def build_labels_of_new_checkpoint(
     """Return the labels of a new checkpoint.
 
     Values in the new checkpoint's own metadata override labels inherited from the parent
-    checkpoint. If the parent has a user, and the new metadata, the context of the run or the config
-    identifies a different one, the new checkpoint inherits neither `user_id` nor `owner`, and the
-    new user becomes a label. Both are dropped, because otherwise the new `user_id` and the
-    inherited `owner`, or the reverse, could identify different users. The values `""` and None mean
-    nobody. If the parent has no user, only the new metadata can name one.
+    checkpoint. The parent's user is compared with the user that the new metadata, the context of
+    the run or the config identifies. If they differ, the new checkpoint inherits neither `user_id`
+    nor `owner`, and the new user becomes a label. Both are dropped, because otherwise the new
+    `user_id` and the inherited `owner`, or the reverse, could identify different users. The values
+    `""` and None mean nobody. If the parent has no user, only the new metadata can name one.
 
     Args:
         metadata: The metadata of the new checkpoint.

@@ -302,8 +302,9 @@ class MergePlanner:
         """Finish a merge after the new checkpoint has been stored.
 
         If the put could not be merged, the thread's list entry is updated from the kept head. If
-        the new checkpoint is a state update and a task of the run failed or was interrupted, the
-        update's values are copied into the run's checkpoint, which then becomes the head again.
+        the new checkpoint is a state update, a task of the run may have failed or been interrupted.
+        In this case, the update's values are copied into the run's checkpoint, which becomes the
+        head again.
 
         Args:
             merge: The merge.

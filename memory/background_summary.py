@@ -4,8 +4,8 @@ A summary is stored at the thread's head checkpoint, as a pending write with the
 LangGraph's null task. LangGraph uses the null task's id for writes that come from outside the
 graph's nodes, such as the update of a `Command`. The next run that starts from the head checkpoint
 applies the summary. A run that read the head checkpoint before the summary was stored does not
-apply the summary, and the checkpoints that this run writes do not contain the summary. Storing a
-summary adds no checkpoint, so it never creates a branch of the thread.
+apply the summary, so this run's checkpoints do not contain it. Storing a summary adds no
+checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations

@@ -635,9 +635,9 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # Maps the id of each thread that may have unread messages to a tuple of the thread's head,
-        # the time at which the thread was first seen with unread messages, the namespace of the
-        # memories, and the values of the placeholders in the namespace template.
+        # The threads that may have unread messages, by thread id. The elements of a value are the
+        # head, the time at which the thread was first seen with unread messages, the namespace of
+        # the memories, and the values of the placeholders in the namespace template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # maps the id of each thread whose user is unknown to the time of the last write to the
         # thread
@@ -734,7 +734,7 @@ class DueThreads:
         """Return the ids of the threads that `list_jobs` omits because their users are unknown.
 
         A thread is omitted if its head lacks a value that the namespace template requires, such as
-        `user_id`.
+        `user_id`. A thread that was deleted after a call of `list_jobs` may still be returned.
 
         Args:
             quiet_s: A thread is returned only if it has had no activity for `quiet_s` seconds.

@@ -151,9 +151,9 @@ async def _find_tool_result(
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
     The thread's history is searched if the run's state does not contain the original result. If the
-    history does not contain the original result either, a shortened version of the result from the
-    state is returned, of which the middle was cut out. A placeholder that replaced a cleared result
-    is never returned.
+    history does not contain the original result either, the state may contain a version of the
+    result whose middle was cut out. This version is then returned. A placeholder that replaced a
+    cleared result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)

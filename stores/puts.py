@@ -42,7 +42,7 @@ IndexOption = Literal[False] | list[str] | None
 # another OS thread
 _MAX_BRIEF_VALUES = 16
 # maximum total cost of the values that are validated on the event loop, chosen to block the loop
-# for at most 0.2 ms; a value's cost depends on its number of characters and elements
+# for at most 0.2 ms; the cost of a text is its number of characters, see also `_CONTAINER_COST`
 _BRIEF_COST = 20_000
 # base cost of validating a list or dict; each element adds 1 to this cost
 _CONTAINER_COST = 100

@@ -66,8 +66,8 @@ _PERSONAL_PRONOUNS: Final = frozenset(
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# Maximum number of speakers. If the searched rows have more speakers, they are not from a
-# conversation, so the search does not check whether the query mentions a speaker by name.
+# Maximum number of speakers. Rows with more speakers are assumed not to be from a conversation, so
+# the search does not check whether the query mentions a speaker by name.
 _MAX_NAMED_ACTORS: Final = 1_000
 # Speaker names that are roles rather than names of people. The word "user" in a query, for example,
 # seldom refers to the speaker whose name is "user".

@@ -318,9 +318,9 @@ class VectorMatrix:
         min_count = max(int(exactly_scored_share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        # Lower the estimated similarities so that none of them is higher than an exact similarity:
-        # first by the estimate for the farthest of the chosen rows, then relative to the lowest
-        # exact similarity.
+        # Lower the estimated similarities so that none of them is higher than an exact similarity.
+        # Subtracting the estimate for the farthest of the chosen rows makes the estimates for all
+        # rows that are not chosen negative. They are added to the lowest exact similarity below.
         table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).compute_exact_cosine_similarities(

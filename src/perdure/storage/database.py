@@ -100,8 +100,8 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
     )
 
 
-# The number of changes that other connections made to the file, then the number of commits of a
-# component in this process, excluding the commits by the owner of a cache
+# Two counts. The first is the number of changes that other connections made to the file. The second
+# is the number of commits of a component in this process, without those by the owner of a cache.
 WriteCounts: TypeAlias = tuple[int, int]
 
 

@@ -196,8 +196,8 @@ class PipelineConnection(ABC):
         If the connection has fewer than `max_prepared` prepared statements, the statement is
         prepared before it is executed.
 
-        Yields one element for each result that the server will return: the key of a statement that
-        is prepared, then the number of the statement that is executed.
+        Yields one element for each result that the server will return. If the statement is prepared
+        first, the first element is its key. The last element is always `statement_number`.
         """
         pgconn = self.pgconn
         name = self._names.get(key)
