@@ -551,7 +551,7 @@ class Pace:
         max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
         retries: How often a failed extraction is retried.
         backoff_s: The pause after the first failure, in seconds. Each further failure doubles the
-            pause.
+            pause, up to one hour.
         limit_s: The timeout of an extraction, in seconds.
     """
 
