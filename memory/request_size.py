@@ -187,7 +187,8 @@ def _find_first_position_after_summary(messages: Messages, summary: Summary | No
 
     The token usage of requests that were sent before the summary existed still includes the
     messages that have since been summarised, so it is ignored. If the last answer has no id, it
-    cannot be found, so the usage of all messages is ignored.
+    cannot be found, so the usage of all messages is ignored. If no answer predates the summary, or
+    the answer is no longer among the messages, no usage is ignored.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

@@ -712,7 +712,11 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether the stored index lacks so many items that it should be saved again."""
+    """Return whether the stored index lacks so many items that it should be saved again.
+
+    The index is saved again if it lacks at least 16 items, and at least a 16th of all items, and at
+    least 256 items or a quarter of all items, whichever is less.
+    """
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 

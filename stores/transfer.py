@@ -120,8 +120,8 @@ class Transfer:
 
         perdure's internal notes about memories come after all other items. An item that exists
         together with its tombstone was stored again after it had been deleted or forgotten, so an
-        import must read the item before the tombstone. Namespace paths do not contain the prefix of
-        this scope.
+        import must read the item before the tombstone. The paths in the yielded versions do not
+        contain the prefix of this scope.
         """
         database = self._parts.database
         paths = database.read(

@@ -67,7 +67,8 @@ class Run:
         rolled_back: Whether everything that the run has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
-        removals: The number of erasures from the thread when the run started here, or None.
+        removals: The sequence number of the newest removal from the thread when the run started
+            here, or None if it is unknown.
         thread_is_clean: Whether the thread was cleaned up after the run.
     """
 
