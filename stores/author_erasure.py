@@ -32,6 +32,10 @@ from perdure.stores.values import encode_value_as_json
 class _AuthoredRows:
     """The database rows that contain an author's texts and name, from the statement `all_versions`.
 
+    The columns of a row are the id, the path of the namespace, the key, the version, the times
+    `created_at`, `valid_from`, `valid_to` (None for a current version) and `expires_at`, the
+    encoded value and the encoded provenance.
+
     Attributes:
         by_author: Rows of the versions that the author wrote.
         by_others: Rows of versions by other users that contain earlier texts of the author.

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import CheckpointInfo, HistoryItem, ThreadStatus
 
+    # The children of each checkpoint, by namespace and checkpoint id. Under the id None are the
+    # checkpoints whose parent does not exist.
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}

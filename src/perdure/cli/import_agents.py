@@ -164,10 +164,15 @@ class SessionsReader:
             return
         role = get_by_path(payload, str, "role") if item == "message" else "assistant"
         session.parents[key], session.last = session.last, key
-        tool = item != "message"
+        is_tool = item != "message"
         session.messages[key] = [
             build_imported_message(
-                role, text, key, is_from_tool=tool, is_document=is_document, create_time=created_at
+                role,
+                text,
+                key,
+                is_from_tool=is_tool,
+                is_document=is_document,
+                create_time=created_at,
             )
         ]
 
@@ -257,11 +262,11 @@ def _convert_claude_code_message(
             elif text.strip():
                 texts.append(text)
         elif kind == "tool_use":
-            call, has_text = _format_tool_call_and_detect_document(
+            call, has_document = _format_tool_call_and_detect_document(
                 get_by_path(block, str, "name"), get_by_path(block, dict, "input")
             )
             calls.append(call)
-            is_document = is_document or has_text
+            is_document = is_document or has_document
         elif kind in ("image", "document"):
             calls.append(format_placeholder(kind, get_by_path(block, str, "title")))
         elif kind in ("thinking", "redacted_thinking", "tool_result"):
