@@ -197,11 +197,11 @@ def check_and_select_messages_to_store(
 def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
-    Blank messages are removed, as are tool results that have no matching tool call. Tool calls
-    without a result get a placeholder result. Tool calls at the end of the window are left
-    unchanged, because their results may follow later. A system message between a tool call and its
-    results is moved so that it precedes the call. A system message after a tool call whose results
-    may follow later is moved in the same way.
+    Blank messages are removed, except the newest human message. Tool results that have no matching
+    tool call are removed too. Tool calls without a result get a placeholder result. Tool calls at
+    the end of the window are left unchanged, because their results may follow later. A system
+    message between a tool call and its results is moved so that it precedes the call. A system
+    message after a tool call whose results may follow later is moved in the same way.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

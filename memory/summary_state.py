@@ -42,9 +42,10 @@ class Summary(TypedDict):
         digests: The digests of the newest summarised messages, oldest first. A digest is the hash
             of the message's id, followed by the hash of its content, in hexadecimal. Messages
             without an id and shortened messages have no digest.
-        answered: The id of the newest answer that the thread had when the summary was written, or
-            "" if that answer has no id. Up to this answer, the reported token usage belongs to
-            requests without this summary. The field is missing if no answer reported its usage.
+        answered: The id of the newest answer that reported its token usage when the summary was
+            written, or "" if that answer has no id. Up to this answer, the reported token usage
+            belongs to requests without this summary. The field is missing if no answer reported its
+            usage.
     """
 
     text: str

@@ -1,11 +1,11 @@
 """Store imported conversations as threads, and extract memories from them.
 
 While a thread is short, a checkpoint is stored after every turn. As the thread grows, checkpoints
-become less frequent, because storing a checkpoint takes most of the time of an import. With a
-checkpoint after every turn, the import of a thread with 4,800 messages would take eight times as
-long. The choice of messages that get a checkpoint depends only on the message tree. When an
-interrupted import is repeated, it therefore chooses the same messages as before and stores only the
-missing checkpoints.
+become less frequent, because storing checkpoints takes a large part of the time of an import. With
+a checkpoint after every turn, the import of a thread with 4,800 messages takes eight times as long.
+The choice of messages that get a checkpoint depends only on the message tree. When an interrupted
+import is repeated, it therefore chooses the same messages as before and stores only the missing
+checkpoints.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from perdure.server.run_log import EventLog
 from perdure.server.threads import Threads
 
 RETAINED_ENDED_RUNS: Final = 50
-"""The number of ended runs whose events this process keeps for readers."""
+"""The number of ended runs of each database whose events this process keeps for readers."""
 SWEEP_S: Final = 0.5
 """Seconds between two reads of the rows of runs. A read finds runs to take over, cancellations, and
 runs that have ended in other processes."""

@@ -63,7 +63,7 @@ class Runs:
 
     Args:
         graphs: The graphs that the runs execute.
-        limits: How many runs a user may have under way, and how many bytes of events are kept in
+        limits: How many unfinished runs a user may have, and how many bytes of events are kept in
             memory.
         databases: The databases in which runs are stored.
         players: The classes that run graphs, by protocol.
@@ -394,7 +394,7 @@ class Runs:
             count: The number of new runs.
 
         Raises:
-            TooManyRequests: The user would have more runs under way than allowed.
+            TooManyRequests: The user would have more unfinished runs than allowed.
             Refused: The server is shutting down.
         """
         user_ref = identity.tenant, identity.user

@@ -31,7 +31,7 @@ from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-# Maximum number of OS threads that run blocking work for coroutines
+# Maximum number of OS threads of one `Server` that run blocking work for coroutines
 _THREAD_COUNT: Final = 8
 _MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"

@@ -41,9 +41,10 @@ from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, resolve_futures_in_their_threads
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Maximum number of threads that perform reads for coroutines
+# Maximum number of threads that perform reads of one file for coroutines
 _READING_THREADS: Final = 4
-# Maximum number of flows that read through aiosqlite at the same time. Each flow needs a thread.
+# Maximum number of flows that read one file through aiosqlite at the same time. Each flow needs a
+# thread.
 _MAX_ASYNC_READS: Final = 4
 # Maximum number of seconds that a fork waits for reads to end
 _FORK_WAIT_S: Final = 2.0
