@@ -51,7 +51,7 @@ class ModelInput:
 
     @classmethod
     def from_messages(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
-        """Create a `ModelInput` from messages, in a form that model providers accept.
+        """Group messages into turns, and change them to a form that model providers accept.
 
         For `purpose`, see `Purpose`. Messages with the same id are merged.
         """

@@ -237,7 +237,7 @@ def _hash_id(message_id: str) -> str:
 
 
 def _hash_content(message: BaseMessage) -> str:
-    """Return a short hash of a message's content and tool calls."""
+    """Return a short hash of a message's type, content and tool calls."""
     parts: list[Any] = [message.type, message.content]
     if isinstance(message, AIMessage):
         parts.append([(call["name"], call["args"]) for call in message.tool_calls])

@@ -59,7 +59,8 @@ SOURCE: Final = "provenance"
 def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
     """Return whether a namespace is reserved for perdure's internal notes about memories.
 
-    The namespace must be relative to its scope, so that it begins with the label `ROOT`.
+    The namespace must be relative to its scope, so that a namespace of notes begins with the label
+    `ROOT`.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)

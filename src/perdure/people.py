@@ -62,9 +62,9 @@ class Part:
 
     Attributes:
         what: The kind of the objects, a plural noun such as `"threads"`.
-        ids: The ids of threads, runs, crons or assistants, or the namespaces of items with labels
-            joined by `/`. Empty for kinds that are only counted, such as messages.
-        number: The number of objects, if it differs from the number of ids.
+        ids: The ids of threads, runs, crons or assistants, or the namespaces or paths of items with
+            labels joined by `/`. Empty for kinds that are only counted, such as messages.
+        number: The number of objects, or None if it is the number of ids.
     """
 
     what: str
@@ -83,14 +83,14 @@ class Report:
 
     Attributes:
         user: The name of the person.
-        erased: The data that was erased, by kind.
+        erased: The data that was erased, or that would be erased, by kind.
         kept: Data that mentions the person but belongs to others. The kept data was not erased.
         hashes: Hashes of the messages and values that were erased, which can prove that a text was
             among them. The report of a plan has no hashes.
         scrubbed: Whether the erased bytes were also overwritten in the file and its WAL. Postgres
             overwrites no bytes.
         dry_run: Whether nothing was written.
-        by_owner: The ids of the erased threads that have no `user_id`. These threads belong to the
+        by_owner: The ids of those threads in `erased` that have no `user_id`. They belong to the
             person only because the `owner` in their metadata is the person's name.
     """
 
@@ -103,7 +103,7 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
-        """Return how many objects of a kind, such as `"threads"`, were erased."""
+        """Return how many objects of a kind, such as `"threads"`, were or would be erased."""
         return sum(part.count for part in self.erased if part.what == kind)
 
 

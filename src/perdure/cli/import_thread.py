@@ -220,6 +220,8 @@ class ImportWriter:
 
         Raises:
             NotADatabase: The database has neither the tables of a saver nor those of a store.
+            ConfigurationError: New thread ids are given for a database that langgraph wrote.
+            ImportFailed: Some threads of a perdure database were refused.
         """
         if source.is_perdure_database:
             self._import_threads_and_items(source, new_thread_ids_by_old)

@@ -212,7 +212,7 @@ class Tables:
     def read_settings(self) -> Flow[list[Row]]:
         """Read the settings of the checkpointer or store, which are copied after all tables."""
         return []
-        yield
+        yield  # This unreachable statement makes the method a generator, as a flow must be.
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
         """Store the source's settings in this target database, after all rows have been copied.

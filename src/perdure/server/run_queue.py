@@ -300,7 +300,7 @@ class DatabaseRuns:
     async def _take_over_runs_if_owner_died(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take over the runs of the process `owner` if that process has died.
 
-        Return True if the runs were taken over.
+        Return whether the runs were taken over.
 
         The process has died if its liveness lock is free. If `owner` is `""` or a former name of
         this process, the runs are taken over without checking a lock.

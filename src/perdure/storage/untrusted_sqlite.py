@@ -63,8 +63,8 @@ class TableSQL(NamedTuple):
     """A normalized table definition, used to compare CREATE TABLE statements.
 
     Attributes:
-        definitions: The columns and constraints, in any order, because `ALTER TABLE` adds a column
-            at the end of the SQL.
+        definitions: The columns and constraints. Their order is not compared, because `ALTER TABLE`
+            adds a column at the end of the SQL.
         options: The words after the columns, such as `STRICT`.
     """
 
