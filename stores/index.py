@@ -72,11 +72,11 @@ ROW_DTYPE: Final = np.dtype(
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
 # An index is compacted if the number of its unsorted words exceeds both this minimum and 1/32 of
-# the number of its sorted words (see `_RECENT_DIVISOR`). For unsorted vectors, the minimum is 1/64
-# of this number. A word is counted once for each row that contains it.
-_MIN_RECENT: Final = 1 << 13
+# the number of its sorted words (see `_UNSORTED_DIVISOR`). For unsorted vectors, the minimum is
+# 1/64 of this number. A word is counted once for each row that contains it.
+_MIN_UNSORTED: Final = 1 << 13
 # Divisor for the share of unsorted words or vectors above which an index is compacted.
-_RECENT_DIVISOR: Final = 32
+_UNSORTED_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
 # Number of bits for the row number and for the count in a sort key, an integer into which a word
@@ -158,10 +158,10 @@ class NamespaceIndex:
         """Drop the cached view and all unsorted words and vectors."""
         no_numbers = np.empty(0, np.int32)
         # unsorted words, their rows, and counts
-        self._recent = (no_numbers, no_numbers, np.empty(0, np.uint8))
+        self._unsorted_words = (no_numbers, no_numbers, np.empty(0, np.uint8))
         # unsorted vectors: the encoded vectors of each row, and the row number of each vector
-        self._recent_vectors: list[bytes] = []
-        self._recent_owners: list[int] = []
+        self._unsorted_vectors: list[bytes] = []
+        self._rows_of_unsorted_vectors: list[int] = []
         self._view: IndexView | None = None
         # The cached view is valid at any time `t` for which
         # `_view_bounds[0] <= t < _view_bounds[1]`.
@@ -170,8 +170,8 @@ class NamespaceIndex:
     @property
     def nbytes(self) -> int:
         """The approximate in-memory size of the index, in bytes."""
-        total = 3 * self.rows.nbytes + sum(map(len, self._recent_vectors))
-        total += sum(array.nbytes for array in (*self.postings, *self._recent))
+        total = 3 * self.rows.nbytes + sum(map(len, self._unsorted_vectors))
+        total += sum(array.nbytes for array in (*self.postings, *self._unsorted_words))
         if self.vectors is not None:
             total += self.vectors.matrix.nbytes + self.vectors.owner.nbytes
         names = len(self.vocabulary) + len(self.threads) + len(self.actors)
@@ -205,11 +205,11 @@ class NamespaceIndex:
         row_of_word = np.repeat(np.arange(first, len(self.rows)), [len(e.words) for e in entries])
         pairs, counts = np.unique((words << _ROW_BITS) | row_of_word, return_counts=True)
         counts = np.minimum(counts, _MAX_WORD_COUNT)
-        recent = self._recent
-        self._recent = (
-            np.concatenate([recent[0], (pairs >> _ROW_BITS).astype(np.int32)]),
-            np.concatenate([recent[1], (pairs & ((1 << _ROW_BITS) - 1)).astype(np.int32)]),
-            np.concatenate([recent[2], counts.astype(np.uint8)]),
+        unsorted = self._unsorted_words
+        self._unsorted_words = (
+            np.concatenate([unsorted[0], (pairs >> _ROW_BITS).astype(np.int32)]),
+            np.concatenate([unsorted[1], (pairs & ((1 << _ROW_BITS) - 1)).astype(np.int32)]),
+            np.concatenate([unsorted[2], counts.astype(np.uint8)]),
         )
         for row, entry in enumerate(entries, first):
             self._append_vectors(row, entry.vectors)
@@ -233,8 +233,10 @@ class NamespaceIndex:
     def _append_vectors(self, row_index: int, vectors: bytes) -> None:
         """Append the encoded vectors of a row to the list of unsorted vectors."""
         if self.model is not None and vectors:
-            self._recent_vectors.append(vectors)
-            self._recent_owners += [row_index] * (len(vectors) // self.model.vector_bytes)
+            self._unsorted_vectors.append(vectors)
+            self._rows_of_unsorted_vectors += [row_index] * (
+                len(vectors) // self.model.vector_bytes
+            )
 
     def remove_items(self, item_ids: Ints) -> None:
         """Remove the items with these ids."""
@@ -249,13 +251,14 @@ class NamespaceIndex:
     def _compact_if_needed(self) -> None:
         """Discard the cached view. Compact the index if it has many unsorted or removed entries."""
         self._view = None
-        recent_words, vectors = len(self._recent[0]), len(self._recent_owners)
+        unsorted_word_count = len(self._unsorted_words[0])
+        unsorted_vector_count = len(self._rows_of_unsorted_vectors)
         sorted_words = len(self.postings.rows)
         sorted_vectors = 0 if self.vectors is None else len(self.vectors.owner)
         removed_rows = len(self.rows) - np.count_nonzero(self.rows["alive"])
         if (
-            recent_words > max(_MIN_RECENT, sorted_words // _RECENT_DIVISOR)
-            or vectors > max(_MIN_RECENT // 64, sorted_vectors // _RECENT_DIVISOR)
+            unsorted_word_count > max(_MIN_UNSORTED, sorted_words // _UNSORTED_DIVISOR)
+            or unsorted_vector_count > max(_MIN_UNSORTED // 64, sorted_vectors // _UNSORTED_DIVISOR)
             or removed_rows > max(64, len(self.rows) // 2)
         ):
             self.compact()
@@ -270,7 +273,7 @@ class NamespaceIndex:
         order = sort_rows_by_thread_and_position(rows, np.flatnonzero(rows["alive"]))
         positions = build_position_of_each_row(order, len(rows))
         vectors = self._sort_vectors_by_row_position(positions)
-        words, row_of_word, counts = self._recent
+        words, row_of_word, counts = self._unsorted_words
         starts, sorted_rows, sorted_counts = self.postings
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         row_of_word = positions[np.concatenate([sorted_rows, row_of_word])]
@@ -346,11 +349,11 @@ class NamespaceIndex:
     def _get_sorted_and_unsorted_vectors(self) -> tuple[Vectors, ...]:
         """Return the sorted vectors and the unsorted vectors, omitting whichever is empty."""
         parts = [] if self.vectors is None else [self.vectors]
-        if self._recent_owners and self.model is not None:
+        if self._rows_of_unsorted_vectors and self.model is not None:
             matrix = VectorMatrix.from_bytes(
-                b"".join(self._recent_vectors), self.model.dims, self.model.kind
+                b"".join(self._unsorted_vectors), self.model.dims, self.model.kind
             )
-            parts.append(Vectors(matrix, np.array(self._recent_owners, np.int32)))
+            parts.append(Vectors(matrix, np.array(self._rows_of_unsorted_vectors, np.int32)))
         return tuple(parts)
 
     # -- expiry
@@ -417,7 +420,7 @@ class NamespaceIndex:
             self.nbytes,
             rows,
             self.postings,
-            self._recent,
+            self._unsorted_words,
             parts,
             self._get_or_measure_vector_separation(parts),
         )
@@ -500,14 +503,14 @@ class NamespaceIndex:
         starts, rows, _ = self.postings
         posting_positions = position_of_each_row[rows]
         posting_hits = np.flatnonzero(posting_positions >= 0)
-        words, recent_rows, _ = self._recent
-        is_present = position_of_each_row[recent_rows] >= 0
+        words, unsorted_rows, _ = self._unsorted_words
+        is_present = position_of_each_row[unsorted_rows] >= 0
         return (
             np.concatenate(
                 [np.searchsorted(starts, posting_hits, side="right") - 1, words[is_present]]
             ),
             np.concatenate(
-                [posting_positions[posting_hits], position_of_each_row[recent_rows[is_present]]]
+                [posting_positions[posting_hits], position_of_each_row[unsorted_rows[is_present]]]
             ),
         )
 
@@ -599,7 +602,7 @@ class IndexView:
     postings: Postings
     # Word occurrences that are not yet merged into the sorted `postings`, as parallel arrays of
     # word numbers, row numbers and counts
-    recent: tuple[Rows, Rows, NDArray[np.uint8]]
+    unsorted_words: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
     # statistics that show how well the vectors of the whole index separate related rows from random
     # rows
@@ -629,11 +632,11 @@ class IndexView:
         if number < len(self.postings.starts) - 1:
             begin, end = self.postings.starts[number : number + 2]
             rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
-        words, recent_rows, recent_counts = self.recent
+        words, unsorted_rows, unsorted_counts = self.unsorted_words
         hits = (words == number).nonzero()[0]
         if len(hits):
-            rows = np.concatenate([rows, recent_rows[hits]])
-            counts = np.concatenate([counts, recent_counts[hits]])
+            rows = np.concatenate([rows, unsorted_rows[hits]])
+            counts = np.concatenate([counts, unsorted_counts[hits]])
         if self._is_whole:
             return rows.astype(np.int64), counts.astype(np.float32)
         positions = self._positions[rows]
@@ -645,7 +648,7 @@ class IndexView:
         # Copy the words of the vocabulary, because another OS thread may add words while this
         # method counts the rows of each word.
         words = list(self.vocabulary)
-        counts = np.bincount(self.recent[0], minlength=len(words))
+        counts = np.bincount(self.unsorted_words[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
         numbers = np.flatnonzero(counts >= max(min_share * len(self.rows), 1))
         return [words[number] for number in numbers.tolist()]

@@ -121,7 +121,7 @@ def test_changed_index_equals_fresh_index_of_remaining_items(steps: list[Any], n
     """After any steps, rows of a thread lie together, in their order."""
     changed, remaining, number = NamespaceIndex(MODEL, 1 << 30), dict[int, IndexedItem](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "_MIN_RECENT", 6)
+        patch.setattr(index, "_MIN_UNSORTED", 6)
         for step in steps:
             if step is None:
                 changed.compact()
