@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
@@ -232,22 +232,26 @@ class RunTable(ServerTable):
         ended_rows = results[0 if status == "rolled back" else len(end) - 1]
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
-    async def store_person_of_run(self, run: LiveRun, person_id: str) -> None:
-        """Store the id of the person whose memories a run uses.
+    async def update_run_details(self, run: LiveRun, changes: Mapping[str, Any]) -> None:
+        """Change entries of the stored details of a run, such as the person of its thread.
 
-        This method is called when the run starts, because the person is not known before then. The
-        stored details of the run are reread in the same transaction, because an erasure may have
-        removed messages from them since the run was loaded.
+        Some details are not known before the run starts. The stored details are reread in the same
+        transaction, because an erasure may have removed messages from them since the run was
+        loaded.
+
+        Args:
+            run: The run.
+            changes: The new values of entries in `RunRow.details`, by name.
         """
 
         def flow() -> Flow[None]:
             for row in (yield self._sql("runs_of_thread", run.thread_id, run.run_id)):
                 stored = decrypt_run(self._seal, row)
-                details, *_ = encrypt_run_details_error_and_request(
-                    self._seal, run, ({**stored.details, "person": person_id}, None, None)
+                about, *_ = encrypt_run_details_error_and_request(
+                    self._seal, run, ({**stored.details, **changes}, None, None)
                 )
                 yield LastRequest(
-                    [self._sql("set_run_details", details, run.thread_key, run.seq, run.owner)]
+                    [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]
                 )
 
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))

@@ -748,8 +748,8 @@ def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str
 
 
 def _render_dated_message(message: ThreadMessage) -> str:
-    """Render a message with its time."""
-    line = render_message(message.message)
+    """Render a message with its time. Return "" if no memories may be made from the message."""
+    line = render_message(message.message) if message.is_remembered else ""
     return f"{message.at:%Y-%m-%d %H:%M %a} {line}" if line and message.at is not None else line
 
 

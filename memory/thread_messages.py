@@ -103,9 +103,12 @@ class ThreadMessage:
 
         The text is "" if the message or its turn is marked as not to be remembered.
         """
-        off_record = self.message.response_metadata.get(REMEMBER) is False
-        is_remembered = self.turn_is_remembered and not off_record
-        return make_storable(read_message_text(self.message)) if is_remembered else ""
+        return make_storable(read_message_text(self.message)) if self.is_remembered else ""
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether memories may be made from the message: neither it nor its turn is excluded."""
+        return self.turn_is_remembered and _may_be_remembered(self.message)
 
     @property
     def searched_text(self) -> str:
@@ -192,14 +195,19 @@ def mark_messages_not_written_by_person_of_run(
 
 
 def select_messages_of_turns_to_remember(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages whose turn is remembered; see `REMEMBER_TURN`."""
+    """Return the messages from which memories may be made; see `REMEMBER` and `REMEMBER_TURN`."""
     remembered, is_remembered = list[BaseMessage](), True
     for message in messages:
         if conversation.get_role(message) == "human":
             is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
-        if is_remembered:
+        if is_remembered and _may_be_remembered(message):
             remembered.append(message)
     return remembered
+
+
+def _may_be_remembered(message: BaseMessage) -> bool:
+    """Return whether the message itself is not excluded from memories; see `REMEMBER`."""
+    return message.response_metadata.get(REMEMBER) is not False
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:

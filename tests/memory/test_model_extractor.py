@@ -204,6 +204,29 @@ def test_proposed_fact_is_stored_with_its_messages_and_speaker(
     ) == (("a",), "Ann", "user", "t")
 
 
+def test_model_is_not_shown_messages_that_are_excluded_from_memories(
+    store: SQLiteStore, script_model: SettingFactory
+) -> None:
+    """A message can exclude itself, and a human message can exclude its turn."""
+    setting = script_model(build_facts_answer(), build_facts_answer())
+    excluded_turn = HumanMessage("Secret one.", id="c", response_metadata={"remember_turn": False})
+    setting.send_messages(
+        build_message("I like tea."),
+        AIMessage("Secret two.", id="b", response_metadata={"remember": False}),
+        excluded_turn,
+        AIMessage("Secret three.", id="d"),
+        build_message("I like jam.", "e"),
+    )
+    setting.make_extraction().extract("t", user_config())
+    data = setting.read_request()[1]
+    setting.send_messages(build_message("I like figs.", "f"))
+    setting.make_extraction().extract("t", user_config())
+    later_data = setting.read_request()[1]
+
+    assert ("I like tea." in data, "I like jam." in data, "Secret" in data) == (True, True, False)
+    assert ("I like jam." in later_data, "Secret" in later_data) == (True, False)
+
+
 def test_request_numbers_and_dates_messages_and_calls_them_data(
     store: SQLiteStore, script_model: SettingFactory
 ) -> None:

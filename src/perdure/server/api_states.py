@@ -278,7 +278,12 @@ async def update_thread_state(
         person_metadata = person.build_checkpoint_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
         marker = person.build_other_author_marker(
-            sender, thread_id, sent_values, continues_turn=True, is_state_update=True
+            sender,
+            thread_id,
+            sent_values,
+            continues_turn=True,
+            start_checkpoint_id=None,
+            is_state_update=True,
         )
         steps = [
             [

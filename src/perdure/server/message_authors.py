@@ -43,6 +43,7 @@ _STATE_FROM_OTHERS_CHANNEL: Final = "__state_from_others"
 _TURN_WITHOUT_MEMORY_CHANNEL: Final = "__turn_without_memory"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
 _HUMAN_ROLES: Final = ("user", "human")
+_OTHER_ROLES: Final = ("assistant", "ai", "tool", "function", "system", "developer")
 # Prefix of the namespaces for internal data of perdure, such as model views.
 _INTERNAL_NS_PREFIX: Final = "perdure:"
 
@@ -58,6 +59,8 @@ class OtherAuthorMarker:
         person_input: The values that the person has sent with the run.
         is_active: Whether messages are marked even if nobody else has written to the state earlier.
         continues_turn: Whether the run or the state update continues the last turn of the thread.
+        start_checkpoint_id: The checkpoint of the root namespace from which the run or the update
+            starts, or None for the first one that it loads.
         refuses_turn_without_memory: Whether to raise an error if the run continues a turn that must
             use nobody's memories.
         excludes_answers: Whether no memories are to be extracted from the other messages that the
@@ -71,11 +74,12 @@ class OtherAuthorMarker:
         *,
         is_active: bool,
         continues_turn: bool,
+        start_checkpoint_id: str | None,
         refuses_turn_without_memory: bool,
         excludes_answers: bool,
     ) -> None:
         self._thread_id, self._is_always_active = thread_id, is_active
-        self._continues_turn = continues_turn
+        self._continues_turn, self._start_checkpoint_id = continues_turn, start_checkpoint_id
         self._refuses_turn_without_memory = refuses_turn_without_memory
         self._excludes_answers = excludes_answers
         self._has_loaded_start = False
@@ -84,9 +88,8 @@ class OtherAuthorMarker:
         # For each loaded human message, its content and whether it is marked, by message id.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
-        # The ids of the loaded messages that are not human messages. A message without an id is
-        # represented by its text.
-        self._loaded_answers: set[str] = set()
+        # The id, or None, and the text of each loaded message that is not a human message.
+        self._loaded_answers: set[tuple[str | None, str]] = set()
         # For each message object, the object and its marked copy, by `id()`. Reusing the copies
         # lets the checkpointer recognise messages that it has stored already.
         self._marked_copies: dict[int, tuple[BaseMessage, BaseMessage]] = {}
@@ -109,16 +112,20 @@ class OtherAuthorMarker:
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
             channel == _STATE_FROM_OTHERS_CHANNEL for _, channel, _ in pending_writes
         )
-        if self._continues_turn and _is_turn_without_memory(checkpoint):
+        # A run also loads checkpoints from which it does not continue, such as the head.
+        is_start = (
+            not self._has_loaded_start
+            and not address.checkpoint_ns
+            and self._start_checkpoint_id in (None, configurable["checkpoint_id"])
+        )
+        if self._continues_turn and is_start and _is_turn_without_memory(checkpoint):
             self._is_turn_without_memory = True
-            # A run continues from the first checkpoint that it loads from the root namespace.
-            is_start = not self._has_loaded_start and not address.checkpoint_ns
-            if self._refuses_turn_without_memory and is_start:
+            if self._refuses_turn_without_memory:
                 raise ConfigurationError(
                     f"the run on thread {self._thread_id!r} cannot use memories, because it "
                     "continues a turn that another user has changed; send a new message instead"
                 )
-        self._has_loaded_start = self._has_loaded_start or not address.checkpoint_ns
+        self._has_loaded_start |= is_start
         self.record_messages_in_loaded_values(
             address, checkpoint.checkpoint["channel_values"].values()
         )
@@ -132,7 +139,7 @@ class OtherAuthorMarker:
             for message in _iter_messages(value):
                 entry = message.content, _is_marked(message)
                 if not isinstance(message, HumanMessage):
-                    self._loaded_answers.add(message.id or str(message.content))
+                    self._loaded_answers.add((message.id, str(message.content)))
                 elif message.id is None:
                     self._loaded_without_id.append(entry)
                 else:
@@ -228,13 +235,13 @@ class OtherAuthorMarker:
         """
         value = self._mark_messages_in_channel_value(value)
         if isinstance(value, list) and not _is_role_and_text(channel, value):
-            marked = [self._mark_raw_human_message(channel, element) for element in value]
+            marked = [self._mark_raw_message(channel, element) for element in value]
             is_same = all(new is old for new, old in zip(marked, value, strict=True))
             return value if is_same else marked
-        return self._mark_raw_human_message(channel, value)
+        return self._mark_raw_message(channel, value)
 
-    def _mark_raw_human_message(self, channel: str, value: Any) -> Any:
-        """Mark a human message that is not a message object yet, such as a dict with a role.
+    def _mark_raw_message(self, channel: str, value: Any) -> Any:
+        """Mark a message that is not a message object yet, such as a dict with a role.
 
         A string, or a pair of a role and a text, counts as a message only in the channel
         `messages`.
@@ -244,16 +251,16 @@ class OtherAuthorMarker:
             fields = {"role": value[0], "content": value[1]}
         elif isinstance(value, str) and channel == "messages":
             fields = {"role": "user", "content": value}
-        if (
-            not isinstance(fields, Mapping)
-            or fields.get("role", fields.get("type")) not in _HUMAN_ROLES
-        ):
-            return value
-        if self._is_by_person(fields.get("content")):
+        role = fields.get("role", fields.get("type")) if isinstance(fields, Mapping) else None
+        if role in _HUMAN_ROLES and not self._is_by_person(fields.get("content")):
+            marks = {REMEMBER_TURN: False}
+        elif role in _OTHER_ROLES and self._excludes_answers:
+            marks = {REMEMBER: False, SEARCHED: True}
+        else:
             return value
         metadata = fields.get("response_metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        return {**fields, "response_metadata": {**metadata, REMEMBER_TURN: False}}
+        return {**fields, "response_metadata": {**metadata, **marks}}
 
     def _mark_message(self, message: BaseMessage) -> BaseMessage:
         """Return a marked copy of a message, or the message itself if it must not be marked."""
@@ -275,7 +282,9 @@ class OtherAuthorMarker:
 
     def _is_loaded_answer(self, message: BaseMessage) -> bool:
         """Return whether a message, which is not a human message, was loaded from the thread."""
-        return (message.id or str(message.content)) in self._loaded_answers
+        if SHORTENED in message.additional_kwargs:
+            return any(message.id == loaded_id for loaded_id, _ in self._loaded_answers)
+        return (message.id, str(message.content)) in self._loaded_answers
 
     def _is_message_by_other_author(self, message: HumanMessage) -> bool:
         """Return whether the person did not write a message.
@@ -381,9 +390,9 @@ def _is_marked(message: BaseMessage) -> bool:
 
 
 def _is_role_and_text(channel: str, value: Any) -> bool:
-    """Return whether a value for the channel `messages` is a pair of a human role and a text."""
+    """Return whether a value for the channel `messages` is a pair of a role and a text."""
     is_pair = isinstance(value, list | tuple) and len(value) == 2
-    return channel == "messages" and is_pair and value[0] in _HUMAN_ROLES
+    return channel == "messages" and is_pair and value[0] in (*_HUMAN_ROLES, *_OTHER_ROLES)
 
 
 def _iter_messages(value: Any) -> Iterator[BaseMessage]:

@@ -174,6 +174,7 @@ class Person(NamedTuple):
         input_values: Sequence[Any],
         *,
         continues_turn: bool,
+        start_checkpoint_id: str | None,
         is_state_update: bool = False,
     ) -> OtherAuthorMarker:
         """Build the marker for the messages that a run or a state update stores.
@@ -183,6 +184,7 @@ class Person(NamedTuple):
             thread_id: The thread of the run.
             input_values: The values that were sent with the run, such as its input.
             continues_turn: Whether the run or the update continues the last turn of the thread.
+            start_checkpoint_id: The named checkpoint of the root namespace, or None.
             is_state_update: Whether the marker is for a state update and not for a run.
         """
         is_input_of_person = self.uses_memory and (
@@ -193,8 +195,9 @@ class Person(NamedTuple):
             input_values if is_input_of_person else (),
             is_active=not self.uses_memory or not self.is_sender_trusted,
             continues_turn=continues_turn,
+            start_checkpoint_id=start_checkpoint_id,
             refuses_turn_without_memory=continues_turn and self.uses_memory and not is_state_update,
-            excludes_answers=continues_turn and bool(self.user) and not self.uses_memory,
+            excludes_answers=bool(self.user) and not self.uses_memory,
         )
 
 
@@ -223,6 +226,7 @@ def choose_person_of_run(
     *,
     owners_are_people: bool,
     continued_metadata: Iterable[Mapping[str, Any]] = (),
+    names_older_checkpoint: bool = False,
 ) -> Person:
     """Return the person to whom a run's thread belongs, and whether the run uses their memories.
 
@@ -241,6 +245,8 @@ def choose_person_of_run(
         owners_are_people: Whether the `owner` of threads is the user of an API key.
         continued_metadata: The metadata of the checkpoints from which the run continues. Empty if
             the run begins a new turn.
+        names_older_checkpoint: Whether the request names a checkpoint other than the head. Another
+            user could otherwise choose a state in which the person's memories reach this user.
     """
     thread_person = find_person_of_thread(thread, owners_are_people=owners_are_people)
     represented_person = sender.acting_for
@@ -260,7 +266,10 @@ def choose_person_of_run(
     )
     return Person(
         user,
-        uses_memory=bool(user) and (is_author or may_act) and not continues_without_memory,
+        uses_memory=bool(user)
+        and (is_author or may_act)
+        and (is_sender_trusted or not names_older_checkpoint)
+        and not continues_without_memory,
         is_sender_trusted=is_sender_trusted,
     )
 

@@ -284,6 +284,7 @@ class RunExecution:
                     run.thread_id,
                     run.request.client_input_values,
                     continues_turn=self._continues_turn(sender),
+                    start_checkpoint_id=None if progress else run.request.start_checkpoint_id,
                 )
                 async with graph_context as graph:
                     try:
@@ -306,13 +307,19 @@ class RunExecution:
     async def _load_sender_and_store_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return the user who requested the run and the person whose memories the run uses.
 
-        The person is stored in the run's database row. The caller holds the thread's lock, so the
-        thread's head cannot change.
+        The person, and whether the run uses the person's memories, are stored in the run's database
+        row. The caller holds the thread's lock, so the thread's head cannot change.
         """
         run, owners_are_people = self._run, self._runs.server.owners_are_people
         sender = Sender.from_row(run.row.details)
+        start_id = run.request.start_checkpoint_id
         has_input = run.protocol == "thread" and run.request.input is not None
-        if has_input and thread.status.state == "waiting":
+        status = (
+            thread.status
+            if start_id is None or not has_input
+            else await self._saver.astatus(run.thread_id, checkpoint_id=start_id)
+        )
+        if has_input and status.state == "waiting":
             # The thread is waiting for an answer to an interrupt, so the run's input is used as the
             # answer. An answer that edits a tool call counts as a message of the sender.
             author = sender.author if run.request.answers_interrupt_with_edited_tool_call else None
@@ -329,11 +336,32 @@ class RunExecution:
             sender,
             owners_are_people=owners_are_people,
             continued_metadata=continued_metadata,
+            names_older_checkpoint=await self._names_older_checkpoint(),
         )
-        if run.row.details.get("person") != person.user:
-            run.row = run.row._replace(details={**run.row.details, "person": person.user})
-            await self._runs.table.store_person_of_run(self._live, person.user)
+        earlier_decision = run.row.details.get("uses_memory") if run.may_have_started else None
+        if earlier_decision is not None:
+            # The server from which this server took over the run has decided it, when the thread
+            # was still in the state in which the request found it.
+            person = person._replace(uses_memory=earlier_decision)
+        learned: dict[str, Any] = {"person": person.user}
+        if run.request.checkpoint_ids_by_namespace or not person.uses_memory:
+            learned["uses_memory"] = person.uses_memory
+        changes = {
+            name: value for name, value in learned.items() if run.row.details.get(name) != value
+        }
+        if changes:
+            run.row = run.row._replace(details={**run.row.details, **changes})
+            await self._runs.table.update_run_details(self._live, changes)
         return sender, person
+
+    async def _names_older_checkpoint(self) -> bool:
+        """Return whether the request names a checkpoint of the thread other than the head."""
+        named_ids = self._run.request.checkpoint_ids_by_namespace
+        if not named_ids:
+            return False
+        config = {"thread_id": self._run.thread_id, "checkpoint_ns": ""}
+        head = await self._saver.aget_tuple({"configurable": config})
+        return head is None or named_ids != {"": head.config["configurable"]["checkpoint_id"]}
 
     def _continues_turn(self, sender: Sender) -> bool:
         """Return whether the run continues the last turn of the thread.

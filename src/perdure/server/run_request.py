@@ -42,6 +42,8 @@ _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
     STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY,
 )  # fmt: skip
+# Possible values of the role or type of a JSON message. The first two identify human messages.
+_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 # Maximum delay of a run (`after_seconds`), in seconds: ten years
 _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
@@ -282,11 +284,12 @@ class RunRequest(WithoutNulls):
 
     @property
     def continues_turn(self) -> bool:
-        """Return whether the run continues from a state instead of starting with an input.
+        """Return whether the run continues a turn instead of starting one with a new message.
 
-        A command continues the pending tasks of a turn even if it adds a message.
+        A command continues the pending tasks of a turn even if it adds a message. An input without
+        a human message lets the graph react to the messages of earlier runs.
         """
-        return self.command is not None or self.input is None
+        return self.command is not None or not _brings_new_text(self.input)
 
     @property
     def answers_interrupt_with_edited_tool_call(self) -> bool:
@@ -421,6 +424,21 @@ class RunRequest(WithoutNulls):
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,
         }
+
+
+def _brings_new_text(value: Any) -> bool:
+    """Return whether an input contains a human message, or any other value for a channel.
+
+    Messages of other roles do not count, because a graph answers the last human message.
+    """
+    if isinstance(value, list):
+        return any(map(_brings_new_text, value))
+    if not isinstance(value, dict):
+        return value not in (None, "")
+    role = value.get("role", value.get("type"))
+    if role in _ROLES:
+        return role in _ROLES[:2]
+    return any(map(_brings_new_text, value.values()))
 
 
 def _contains_edit_decision(answer: Any) -> bool:
