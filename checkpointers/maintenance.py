@@ -17,6 +17,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
+from langchain_core.runnables import RunnableConfig
+
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.labels import UPDATED, find_id_of_checkpoint_changed_by_state_update
@@ -126,7 +128,19 @@ class Maintenance:
             tagged = self.database.read(
                 partial(self.listing.find_thread_ids_and_row_keys_by_index, {"run_id": run_id})
             )
-            for owner_id, key in tagged or ():
+            if tagged is None:
+                # The metadata index has no entry for the run, so read the rows.
+                config: RunnableConfig | None = (
+                    None if thread_id is None else {"configurable": {"thread_id": thread_id}}
+                )
+                where = {"run_id": run_id}
+                tagged = [
+                    (address.thread_id, key)
+                    for address, key in self.listing.iter_addresses_and_row_keys(
+                        config, where, None
+                    )
+                ]
+            for owner_id, key in tagged:
                 if thread_id in (None, owner_id):
                     keys_by_thread[owner_id].add(key)
         for owner_id, keys in keys_by_thread.items():

@@ -151,6 +151,10 @@ def compute_metadata_index_tag(seal: Seal, key: str, value: Any) -> int | None:
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
+    if isinstance(seal, LangGraphSeal):
+        # Each process has its own hash key for this seal, so another process could not find the
+        # tags. Searches read the rows instead.
+        return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):

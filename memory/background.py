@@ -212,7 +212,7 @@ class Background:
         Args:
             thread_id: The thread.
             config: The config whose values fill in the namespace, or None for the values of the
-                thread's last run.
+                thread's head.
         """
         self._get_queue().put(self._due.build_job(thread_id, config))
 

@@ -29,8 +29,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from perdure.checkpointers import ThreadHead
-from perdure.checkpointers.address import check_thread_id
+from perdure.checkpointers.address import Address, check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.threads import build_not_found_error
 from perdure.effects import (
     Operation,
     build_async_function,
@@ -720,12 +721,17 @@ class DueThreads:
         Args:
             thread_id: The thread.
             config: The config whose values fill in the namespace, or None for the values of the
-                thread's last run.
+                thread's head.
+
+        Raises:
+            UnknownThread: `config` is None, and the thread has no head.
         """
         values = dict((config or {}).get("configurable", {}))
         if config is None:
-            [newest] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
-            values = dict(newest.metadata)
+            head = self._saver.head(thread_id)
+            if head is None or head.checkpoint_id is None:
+                raise build_not_found_error(Address(thread_id, "", None))
+            values = dict(head.metadata)
         labels = read_label_values(values, self._extraction.namespace.placeholder_names)
         namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)

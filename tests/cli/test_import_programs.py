@@ -56,6 +56,23 @@ def test_exports_of_open_webui_and_librechat_are_imported(export: Any, tmp_path:
     assert "assistant: The blue one." in read_memory_texts()
 
 
+def test_librechat_export_with_repeated_message_ends_at_newest_message(tmp_path: Path) -> None:
+    """A message that occurs twice does not shift the times of later messages."""
+
+    def build_message(uid: str, second: int, parent: str | None) -> dict[str, Any]:
+        fields = {"messageId": uid, "parentMessageId": parent, "text": uid, "sender": "User"}
+        return {**fields, "createdAt": f"2026-01-01T00:00:0{second}Z"}
+
+    question = build_message("question", 3, None)
+    answers = [build_message("newest", 5, "question"), build_message("older", 4, "question")]
+    export = {"conversationId": "libre", "title": "t"}
+    export |= {"messages": [question, {**question, "createdAt": None}, *answers]}
+    (tmp_path / "e.json").write_text(json.dumps([export]))
+    run_json("import", "e.json")
+
+    assert read_thread_texts(read_thread_id())[-1] == "human: newest"
+
+
 @pytest.mark.parametrize(
     ("session", "expected", "left_out"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer, read_import_metadata, title
 from perdure.errors import ConfigurationError, UnknownThread
+from tests.backends import BACKENDS
 from tests.contracts.puts import (
     checkpoint_id_of,
     config_at,
@@ -68,6 +70,22 @@ def test_list_returns_checkpoints_that_match_all_filters(saver: SQLiteCheckpoint
         saver, config_at(), filter={"even": True, "deep": {"third": 0}}, limit=1
     ) == ["6"]
     assert list_checkpoint_ids(saver, config_at(), filter={"even": True, "source": "loop"}) == []
+
+
+@pytest.mark.parametrize("backend", ["file", "sealed", "langgraph-encrypted"])
+def test_filters_find_checkpoints_that_another_process_stored(backend: str, tmp_path: Path) -> None:
+    """A saver that is opened later stands for another process, which has its own hash key."""
+    with BACKENDS[backend](tmp_path) as first:
+        put(first, {}, metadata={"k": 1, "run_id": "r"}, uid="a")
+    with BACKENDS[backend](tmp_path) as second:
+        for thread in (None, config_at("t")):
+            assert list_checkpoint_ids(second, thread, filter={"k": 1}) == ["a"]
+        assert [head.thread_id for head in second.heads(filter={"k": 1})] == ["t"]
+        second.delete_for_runs(["r"])
+
+        assert list_checkpoint_ids(second, None) == []
+        put(second, {}, metadata={"k": 1}, uid="b")
+        assert list_checkpoint_ids(second, None, filter={"k": 1}) == ["b"]
 
 
 def test_filters_follow_deletions_prunes_copies_and_replacements(saver: SQLiteCheckpointer) -> None:

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.effects import build_effect_that_calls_function_in_thread
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory import extraction
 from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state_and_due_time
 from perdure.memory.thread_messages import Watermark, read_watermarks
@@ -124,6 +125,29 @@ def test_thread_read_by_one_extraction_is_still_due_for_another(runs: Background
     assert [job.namespace for job in DueThreads(other_extraction, Pace(0)).list_jobs()] == [
         ("notes", "ann")
     ]
+
+
+def test_job_of_one_thread_has_the_namespace_of_the_head(runs: BackgroundRuns) -> None:
+    """A branch that is newer than the head, and belongs to another user, has no effect."""
+    runs.send_message("t")
+    head = runs.saver.head("t")
+    assert head is not None
+    assert head.checkpoint_id is not None
+    config: Any = {"configurable": {"thread_id": "t", "user_id": "bo"}}
+    runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
+    runs.saver.rewind("t", head.checkpoint_id)
+    threads = DueThreads(runs.extraction, Pace(0))
+
+    listed = [job.namespace for job in threads.list_jobs()]
+    assert [threads.build_job("t", None).namespace] == listed == [("memories", "ann")]
+
+
+def test_thread_without_a_head_has_no_job(runs: BackgroundRuns) -> None:
+    missing: Any = {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": str(uuid6())}
+    runs.saver.put_writes({"configurable": missing}, [("messages", 1)], "task")
+
+    with pytest.raises(UnknownThread, match="'t'"):
+        DueThreads(runs.extraction, Pace(0)).build_job("t", None)
 
 
 def test_concurrent_list_jobs_calls_run_one_after_the_other(

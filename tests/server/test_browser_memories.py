@@ -616,6 +616,19 @@ def test_memory_pages_can_be_used_by_keyboard(tab: Page) -> None:
             {"t": "c"},
             [("t", (("removed", "b " * 1_000 + "… (6,000 characters)"), ("added", "c")))],
         ),
+        (
+            {"t": "b" * 25_000},
+            {"t": "b" * 25_001},
+            [
+                (
+                    "t",
+                    (
+                        ("removed", "b" * 2_000 + "… (25,000 characters)"),
+                        ("added", "b" * 2_000 + "… (25,001 characters)"),
+                    ),
+                )
+            ],
+        ),
     ],
 )
 def test_version_diff_compares_values_path_by_path(

@@ -243,7 +243,7 @@ def test_cancellation_without_run_ids_or_status_is_refused(
     [
         (
             {"assistant_id": "talk", "feedback_keys": ["k"]},
-            "feedback_keys is ['k'], but this server",
+            "the field 'feedback_keys' is ['k'], but this server",
         ),
         ({"input": build_input("a" * 100)}, "body.assistant_id is missing"),
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),

@@ -125,9 +125,11 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     )
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
+    times: dict[str, float] = {}
     for number, (message, outer_id) in enumerate(flat):
         conversation.source_count += 1
         key = get_by_path(message, str, "messageId") or f"{conversation.id}-{number}"
+        times[key] = parse_timestamp(get_by_path(message, dict).get("createdAt")) or 0.0
         parent_id = get_by_path(message, dict).get("parentMessageId", outer_id)
         parents[key] = (
             replace_surrogates(parent_id)
@@ -138,8 +140,6 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
             messages[key] = _convert_librechat_message(key, message, conversation)
         except MalformedPart as exc:
             conversation.add_problem(str(exc), key)
-    times = {key: parse_timestamp(get_by_path(message, dict).get("createdAt")) or 0.0
-             for key, (message, _) in zip(parents, flat, strict=False)}  # fmt: skip
     # The main branch ends at the newest message or, if no message has a time, at the last one.
     newest = max(times, key=lambda key: times[key], default="") if any(times.values()) else ""
     conversation.add_message_tree(parents, messages, newest)

@@ -511,6 +511,8 @@ _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
 # Maximum length, in words, of a text that is compared word by word. Longer texts are shown without
 # a diff.
 _MAX_TEXT_WORDS: Final = 2_000
+# Maximum length, in characters, of a text that is compared word by word.
+_MAX_TEXT_CHARS: Final = 20_000
 # Maximum total number of words compared for the text diffs on one page. Once this limit is reached,
 # further changed texts are shown without a diff.
 _MAX_PAGE_WORDS: Final = 10_000
@@ -606,12 +608,14 @@ def _diff_texts_by_word(
             if old is None
             else (("removed", _truncate_change_text(old)),)
         )
+    is_too_long = max(len(old), len(new)) > _MAX_TEXT_CHARS
     old_words, new_words = (
-        _WORD_PATTERN.findall(text[: _MAX_PART_CHARS * 10]) if budget.remaining_words > 0 else []
+        _WORD_PATTERN.findall(text) if budget.remaining_words > 0 and not is_too_long else []
         for text in (old, new)
     )
     budget.remaining_words -= len(old_words) + len(new_words)
-    if max(len(old_words), len(new_words)) > _MAX_TEXT_WORDS or budget.remaining_words <= 0:
+    is_too_long |= max(len(old_words), len(new_words)) > _MAX_TEXT_WORDS
+    if is_too_long or budget.remaining_words <= 0:
         return ("removed", _truncate_change_text(old)), ("added", _truncate_change_text(new))
     parts: list[tuple[PartKind, str]] = []
     for kind, old_start, old_end, new_start, new_end in SequenceMatcher(
