@@ -30,7 +30,7 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run_log import EventLog
-from perdure.server.runs import RETAINED_FEEDS, Runs
+from perdure.server.runs import RETAINED_EVENT_LOGS, Runs
 from perdure.settings import Settings
 from tests.server.running import run_server, wait_until
 from tests.server.talking import (
@@ -340,10 +340,10 @@ def test_cancelled_queued_run_does_not_end_events_of_other_run(
 def test_events_of_thread_are_kept_when_another_is_read_often(settings: Settings) -> None:
     runs = Runs(Graphs({}), Limits(), Databases(settings), {})
     runs.get_or_create_event_log("a", "t", 1).add("values", SECRET)
-    for _ in range(RETAINED_FEEDS + 1):
+    for _ in range(RETAINED_EVENT_LOGS + 1):
         runs.get_or_create_event_log("b", "t", 1)
     assert runs.get_or_create_event_log("a", "t", 1).last == 1
-    for number in range(RETAINED_FEEDS):
+    for number in range(RETAINED_EVENT_LOGS):
         runs.get_or_create_event_log("b", str(number), 1)
     assert runs.get_or_create_event_log("a", "t", 1).last == 0
 

@@ -97,9 +97,9 @@ class ThreadNames:
     def __init__(self, saver: Checkpointer, prefix: str, user: str) -> None:
         self._saver, self._prefix, self._user = saver, prefix, user
         # Caches the stored thread of each candidate id, or None if no thread has this id.
-        self._stored: dict[str, _StoredThread | None] = {}
+        self._stored_threads: dict[str, _StoredThread | None] = {}
         # Caches the results of `_map_message_signatures_to_former_thread_ids`, keyed by file stem.
-        self._former: dict[str, dict[str, list[str]]] = {}
+        self._former_ids_by_stem: dict[str, dict[str, list[str]]] = {}
         # The ids that this import has assigned. Each element consists of the file, the assigned id,
         # and a hash of all of the conversation's messages.
         self._assigned: set[tuple[object, str, str]] = set()
@@ -133,7 +133,8 @@ class ThreadNames:
                 conversation = draft.unnamed.build(id, not is_former)
                 if _belongs_to_thread(conversation, stored):
                     break
-            conversation, gap = None, 0 if self._stored.get(id) else gap + 1
+            conversation = None
+            gap = 0 if self._stored_threads.get(id) else gap + 1
             if not unused_id and self._get_stored_thread(id) is None:
                 unused_id = id
             if unused_id and (gap > _MAX_ID_GAP or id not in prefix_ids):
@@ -147,7 +148,7 @@ class ThreadNames:
         if is_numbered:
             self._equal_counts[file, full_id] += 1
         # Remove the thread from the cache, because the import is about to change the thread.
-        self._stored.pop(conversation.id, None)
+        self._stored_threads.pop(conversation.id, None)
         return conversation
 
     def _iter_candidate_thread_ids(
@@ -179,9 +180,9 @@ class ThreadNames:
 
     def _get_stored_thread(self, id: str) -> _StoredThread | None:
         """Return the stored thread with a candidate id, or None if there is none."""
-        if id not in self._stored:
-            self._stored[id] = self._load_stored_thread(self._prefix + id)
-        return self._stored[id]
+        if id not in self._stored_threads:
+            self._stored_threads[id] = self._load_stored_thread(self._prefix + id)
+        return self._stored_threads[id]
 
     def _load_stored_thread(self, thread_id: str) -> _StoredThread | None:
         """Read the ids and signatures of a thread's messages from the database.
@@ -215,9 +216,9 @@ class ThreadNames:
         """
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
-        if stem not in self._former:
-            self._former[stem] = self._map_message_signatures_to_former_thread_ids(stem)
-        index, candidates = self._former[stem], list[str]()
+        if stem not in self._former_ids_by_stem:
+            self._former_ids_by_stem[stem] = self._map_message_signatures_to_former_thread_ids(stem)
+        index, candidates = self._former_ids_by_stem[stem], list[str]()
         for key in draft.list_message_ids_from_root(draft.leaf) if index else ():
             ids_with_message = index.get(
                 _serialize_message_for_comparison(draft.nodes[key].message), []

@@ -364,9 +364,9 @@ class ThreadImport:
                 )
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0
-        self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
+        self._stored_texts: dict[str, set[tuple[str, bool]]] | None = None
         # The id of the most recently stored checkpoint.
-        self._newest: str | None = None
+        self._last_stored_id: str | None = None
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
         """Store the messages that the thread does not contain yet.
@@ -467,17 +467,17 @@ class ThreadImport:
         message. The texts are read from the thread's history rather than from checkpoints, because
         there may be no checkpoint that ends with the last message of an earlier export.
         """
-        if self._stored_contents is None:
-            self._stored_contents = defaultdict(set)
+        if self._stored_texts is None:
+            self._stored_texts = defaultdict(set)
             thread_id = self._thread["thread_id"]
             for item in (
                 self._saver.history(thread_id, missing_ok=True) if self._checkpoints else ()
             ):
                 if isinstance(item.value, BaseMessage):
-                    self._stored_contents[str(item.value.id)].add(
+                    self._stored_texts[str(item.value.id)].add(
                         _get_text_and_is_document(item.value)
                     )
-        return self._stored_contents.get(message_id, set())
+        return self._stored_texts.get(message_id, set())
 
     def _find_unstored_message_ids_and_parent_id(
         self, last_message_id: str
@@ -595,7 +595,7 @@ class ThreadImport:
         times = [None if get_creation_time(node.message) else node.created_at for node in batch]
         metadata |= {TIMES_KEY: times} if any(times) else {}
         config = self._saver.put(parent_config, new, metadata, {"messages": version})
-        self._newest, new["channel_values"] = new["id"], {}
+        self._last_stored_id, new["channel_values"] = new["id"], {}
         stored = CheckpointTuple(config, new, metadata, parent_config)
         self._new_checkpoints[new["id"]] = _NewCheckpoint(end, kept_count + len(batch), stored)
         self._record_checkpoint_of_message_and_ancestors(end, new["id"], new["id"])
@@ -647,7 +647,7 @@ class ThreadImport:
         ):
             self._put_checkpoint(leaf, [])
             target_id = self._checkpoint_of_message[leaf]
-        current_id = self._newest or (head and head.checkpoint_id)
+        current_id = self._last_stored_id or (head and head.checkpoint_id)
         if target_id is not None and target_id != current_id:
             self._saver.rewind(self._thread["thread_id"], target_id)
 

@@ -227,15 +227,15 @@ class DatabaseRuns:
                 await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
         # Other processes may be executing runs of threads that clients read from this process. Add
         # the events that those processes have stored.
-        feeds = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
+        event_logs = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
-        for thread_id in feeds.keys() - executing_here:
+        for thread_id in event_logs.keys() - executing_here:
             await self.events.append_stored_events_of_other_processes(
-                feeds[thread_id], feeds[thread_id].thread_key, ALL_RUNS
+                event_logs[thread_id], event_logs[thread_id].thread_key, ALL_RUNS
             )
         awaited = {
             run.thread_id for run in self.runs_by_id.values() if not run.has_ended
-        } | feeds.keys()
+        } | event_logs.keys()
         has_waiting_readers = any(
             run.owner != self.owner and run.thread_id in awaited for run in live_runs
         )

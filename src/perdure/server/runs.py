@@ -37,7 +37,7 @@ from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
-RETAINED_FEEDS: Final = 100
+RETAINED_EVENT_LOGS: Final = 100
 """The number of threads whose event logs are kept in memory even if nobody reads them. The event
 logs that were requested most recently are kept."""
 ERASURE_CHECK_S: Final = 0.5
@@ -98,9 +98,12 @@ class Runs:
         self.is_closed = self._is_draining = False
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
-        self._feeds: WeakValueDictionary[tuple[str | None, str], EventLog] = WeakValueDictionary()
+        self._event_logs: WeakValueDictionary[tuple[str | None, str], EventLog] = (
+            WeakValueDictionary()
+        )
         # Event logs that `get_or_create_event_log` returned recently, most recent first
-        self._recent: list[EventLog] = []
+        self._recent_event_logs: list[EventLog] = []
+        # The runs that have a task in this process, with the `Player` of each
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -178,24 +181,28 @@ class Runs:
         replaced. If a new log is created, the size of its events counts towards the memory limit of
         `user`.
         """
-        feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
-        if feed is not None and feed.thread_key != thread_key:
+        event_log, account = (
+            self._event_logs.get((tenant, thread_id)),
+            self.memory.get_account(tenant, user),
+        )
+        if event_log is not None and event_log.thread_key != thread_key:
             # The existing event log belongs to a deleted thread with the same id.
-            feed.close()
-            feed = None
-        feed = feed or EventLog(thread_key, account)
-        self._feeds[tenant, thread_id] = feed
-        self._recent = [feed, *(recent for recent in self._recent if recent is not feed)][
-            :RETAINED_FEEDS
-        ]
-        return feed
+            event_log.close()
+            event_log = None
+        event_log = event_log or EventLog(thread_key, account)
+        self._event_logs[tenant, thread_id] = event_log
+        self._recent_event_logs = [
+            event_log,
+            *(recent for recent in self._recent_event_logs if recent is not event_log),
+        ][:RETAINED_EVENT_LOGS]
+        return event_log
 
     def get_event_logs_with_readers_by_thread_id(self, tenant: str | None) -> dict[str, EventLog]:
         """Return the event logs that currently have readers, keyed by thread id."""
         return {
             id: log
-            for (feed_tenant, id), log in self._feeds.items()
-            if feed_tenant == tenant and log.has_readers
+            for (log_tenant, id), log in self._event_logs.items()
+            if log_tenant == tenant and log.has_readers
         }
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
@@ -211,19 +218,23 @@ class Runs:
         progress, such a reader starts with the next event.
         """
         tenant, user = identity.tenant, identity.user
-        feed, runs = (
+        event_log, runs = (
             self.get_or_create_event_log(tenant, thread_id, thread_key, user),
             await self.get_database_runs(tenant),
         )
-        is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
-        if not feed.has_readers and not is_executing_here:
+        is_executing_here = any(
+            run.feed is event_log and run.is_executing for run in self._under_way
+        )
+        if not event_log.has_readers and not is_executing_here:
             newest = await runs.events.empty_outdated_log_and_find_newest_event(
-                feed, feed.thread_key, ALL_RUNS
+                event_log, event_log.thread_key, ALL_RUNS
             )
-            if newest is not None and newest.event_number == feed.last:
+            if newest is not None and newest.event_number == event_log.last:
                 run_seq, last_number, status = newest
-                feed.first = run_seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
-        return feed
+                event_log.first = (
+                    run_seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
+                )
+        return event_log
 
     async def read_events(
         self,
@@ -423,8 +434,8 @@ class Runs:
             run.cancel()
             if run.has_ended:
                 run.drop_events_and_unused_output()
-        if feed := self._feeds.pop((tenant, thread_id), None):
-            feed.close()
+        if event_log := self._event_logs.pop((tenant, thread_id), None):
+            event_log.close()
 
     async def start_run(
         self,
@@ -619,8 +630,8 @@ class Runs:
             run.changed.set()
         if tasks := [run.task for run in self._under_way if run.task is not None]:
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
-        for feed in self._feeds.values():
-            feed.close()
+        for event_log in self._event_logs.values():
+            event_log.close()
 
     async def aclose(self) -> None:
         """Stop all runs and background tasks, so that other servers can take over the runs."""
