@@ -65,7 +65,7 @@ def test_librechat_export_with_repeated_message_ends_at_newest_message(tmp_path:
 
     question = build_message("question", 3, None)
     answers = [build_message("newest", 5, "question"), build_message("older", 4, "question")]
-    export = {"conversationId": "libre", "title": "t"}
+    export: dict[str, Any] = {"conversationId": "libre", "title": "t"}
     export |= {"messages": [question, {**question, "createdAt": None}, *answers]}
     (tmp_path / "e.json").write_text(json.dumps([export]))
     run_json("import", "e.json")

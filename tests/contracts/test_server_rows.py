@@ -14,6 +14,7 @@ import pytest
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer, open_checkpointer
 from perdure.checkpointers.assistants import AssistantTable
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, LiveRun, RunRow
 from perdure.checkpointers.runs import EventBatch, RunTable
@@ -54,7 +55,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def saver(database: str) -> Iterator[SQLiteCheckpointer]:
+def saver(database: str) -> Iterator[Checkpointer]:
     """Yield a checkpointer whose database has rows in each table of the server."""
     with open_checkpointer(database) as opened:
         fill(opened)
