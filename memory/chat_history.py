@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -23,11 +23,11 @@ from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import run_operation
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, get_role, has_visible_content
-from perdure.memory.exchanges import iter_turns
+from perdure.memory.exchanges import has_results_of_all_tool_calls, iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
 from perdure.memory.thread_messages import read_channel_values
-from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
+from perdure.memory.tool_calls import REQUEST_ONLY
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
 # Placeholder message that is inserted before a window of messages, in place of all earlier
@@ -208,8 +208,8 @@ def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMe
     systems = [m for m in messages if get_role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        # If an AI message has more tool calls than results, the other results may follow later.
-        waits = isinstance(unit[0], AIMessage) and len(list_call_ids(unit[0])) >= len(unit)
+        # The results of an AI message's tool calls may follow later.
+        waits = not has_results_of_all_tool_calls(unit)
         end = max((positions[id(m)] for m in unit if id(m) in positions), default=-1)
         while systems and (waits or positions[id(systems[0])] < end):
             accepted.append(systems.pop(0))

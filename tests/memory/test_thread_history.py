@@ -268,6 +268,22 @@ def test_message_history_shows_no_tool_result_without_call(file_saver: SQLiteChe
     assert message_texts(stored.checkpoint["channel_values"]["messages"]) == ["q", "", "stop"]
 
 
+def test_system_message_after_tool_call_with_result_in_same_message_keeps_its_position(
+    file_saver: SQLiteCheckpointer,
+) -> None:
+    history = ThreadMessageHistory(file_saver, "t")
+    answer = AIMessage(
+        [
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "text", "text": "found"},
+        ]
+    )
+    history.add_messages([HumanMessage("find it"), answer, SystemMessage("be kind")])
+
+    assert ["human", "ai", "system"] == [message.type for message in history.messages]
+
+
 @ignore_deprecation
 def test_added_system_message_keeps_its_position(file_saver: SQLiteCheckpointer) -> None:
     """With a `trim` node in the chain, the model is shown one joined system message first."""
