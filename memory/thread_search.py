@@ -329,11 +329,11 @@ class TranscriptSearch:
         """Index the visible threads that have changed, and return how many remain to be indexed.
 
         Wait at most `wait_s` seconds. If some threads are not indexed by then, indexing continues
-        in the background.
+        in the background. In a read-only database, nothing is indexed.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # Run the loop twice. An indexing job that was already running when the search began might
-        # have missed the latest changes to the threads.
+        # Run the loop twice. An indexing job that was already running when the search began may
+        # index other threads of the owner, or may have missed the latest changes to the threads.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:

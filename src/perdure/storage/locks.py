@@ -399,7 +399,8 @@ class Locks:
         """Check that locks are still held.
 
         Args:
-            *holds: The locks to check. Without any, all locks of the calling run are checked.
+            *holds: The locks to check. Without any, all locks are checked that the calling run
+                holds in this database.
 
         Raises:
             StorageUnavailable: A lock was lost with its connection.
