@@ -281,7 +281,7 @@ def test_system_message_after_tool_call_with_result_in_same_message_keeps_its_po
     )
     history.add_messages([HumanMessage("find it"), answer, SystemMessage("be kind")])
 
-    assert ["human", "ai", "system"] == [message.type for message in history.messages]
+    assert [message.type for message in history.messages] == ["human", "ai", "system"]
 
 
 @ignore_deprecation
