@@ -43,9 +43,9 @@ MALFORMED: Final = (
 _MAX_TIME: Final = 253_402_300_799
 # Maximum nesting depth of value references. LangGraph's channels need only two levels.
 _MAX_DEPTH: Final = 100
-# Exclusive upper limit of a thread's checkpoint counter. It is far below the largest 64-bit integer
-# that SQLite can store.
-_MAX_COUNT: Final = 1 << 48
+# Exclusive upper limit of the sequence numbers of a thread's checkpoints. A row key has 32 bits for
+# a sequence number. The limit leaves room for the checkpoints that are stored after an import.
+_MAX_SEQ: Final = 1 << 31
 
 
 class _LogPositions:
@@ -89,7 +89,7 @@ def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRe
         for position, body in log_items.items():
             if position >= ALIASES:
                 _require(unpack(body) in log_items and unpack(body) < ALIASES, f"alias {position}")
-    _require(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
+    _require(type(records.seq) is int and 0 <= records.seq < _MAX_SEQ, "the number of puts")
     _check_times(records.created_at, records.updated_at)
     for times in records.times.values():
         _check_times(*times.values())

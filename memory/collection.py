@@ -504,9 +504,10 @@ async def _forget(
     if collection.namespace.labels != _USER_NAMESPACE:
         if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
-                "the options namespaces, conversations, dry_run and hand_over apply only when "
-                "everything about a user is deleted, but the argument 'namespace' is "
-                f"{collection.namespace.labels!r}; remove 'namespace', or remove these options"
+                "the arguments 'namespaces', 'conversations', 'dry_run' and 'hand_over' cannot be "
+                "combined with the argument 'namespace', which is "
+                f"{collection.namespace.labels!r}; remove 'namespace' to forget everything about "
+                "the user, or remove the others"
             )
         return await collection._forget_all(config=config)
     adapter, (_, user) = collection._get_adapter_and_namespace(config)

@@ -255,6 +255,12 @@ class Template:
             if len(filled) != 1:
                 names = ", ".join(map(repr, sorted(read_run_teams(config))))
                 teams = f"the teams {names}" if names else "no team"
+                team = self.labels[1]
+                if team != TEAM:
+                    raise InvalidConfig(
+                        f"the template {self.labels!r} names the team {team!r}, but the run has "
+                        f"{teams}; use a team of the run's user"
+                    )
                 raise InvalidConfig(
                     f"the run has {teams}, but the template {self.labels!r} needs exactly one "
                     'team; pass context={"team": "…"} or config={"configurable": {"team": "…"}}'

@@ -176,7 +176,7 @@ def check_store_options(**options: Any) -> Options:
         name, value = f"{name} {setting}", value[setting]
     description = f"of type {type(value).__name__}" if name == "key" else f"{value!r:.80}"
     expected = _EXPECTED.get(setting, error["msg"].removeprefix("Input should be "))
-    raise ConfigurationError(f"{name} is {description}; expected {expected}")
+    raise ConfigurationError(f"the option {name!r} is {description}; expected {expected}")
 
 
 # -- recorded settings

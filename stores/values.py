@@ -294,8 +294,8 @@ def parse_stored_setting(
         setting = None
     if not isinstance(setting, dict) or not is_valid(setting):
         raise CorruptRecord(
-            f"the store's setting {setting_name!r} is {json_text!r:.80}, which perdure did not "
-            "write, so the database is damaged; restore it from a backup"
+            f"the database is damaged: its stored setting {setting_name!r} has the invalid value "
+            f"{json_text!r:.80}; restore the database from a backup"
         )
     return setting
 

@@ -28,11 +28,14 @@ def damage_zip(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "expected_error"),
     [
-        (damage_zip(build_zip({"chat.json": TALK})), "cannot be unpacked: 'chat.json': "),
-        (build_zip({"a.json": '[{"title": '}), "is not valid JSON: 'a.json', line 1, column 12; "),
+        (damage_zip(build_zip({"chat.json": TALK})), " cannot be unpacked: 'chat.json': "),
+        (
+            build_zip({"a.json": '[{"title": '}),
+            ", because it is not valid JSON: 'a.json', line 1, column 12; ",
+        ),
         (
             build_zip({"a.json": b'"caf\xe9"'}),
-            "is not UTF-8 text: 'a.json', invalid byte at offset 4",
+            " is not UTF-8 text: 'a.json', invalid byte at offset 4",
         ),
     ],
 )
@@ -42,7 +45,7 @@ def test_import_of_damaged_file_is_a_one_line_error(
     """The error names the file, and in a ZIP also the damaged member."""
     (tmp_path / "a.zip").write_bytes(data)
 
-    assert f"'a.zip' {expected_error}" in run_and_read_error("import", "a.zip", capsys=capfd)
+    assert f"'a.zip'{expected_error}" in run_and_read_error("import", "a.zip", capsys=capfd)
 
 
 def test_list_says_if_there_are_more_entries_than_its_limit() -> None:

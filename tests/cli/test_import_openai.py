@@ -111,7 +111,8 @@ def test_batch_requests_are_imported_with_their_responses(tmp_path: Path) -> Non
     assert report["left_out"] == {"tools": 1}
     assert sorted(entry["reason"] for entry in report["skipped"]) == [
         "a batch request failed: batch_expired",
-        "a batch request to '/v1/embeddings' is not part of a conversation",
+        "a batch request to '/v1/embeddings' was skipped; only requests for answers of a chat "
+        "model are imported",
         "a batch response has no matching request; import the batch's input file in the same "
         "command",
     ]

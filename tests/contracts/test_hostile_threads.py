@@ -106,6 +106,7 @@ INVALID_NUMBERS = {
     "negative created_at": "UPDATE threads SET created_at = -1",
     "updated_at too late": "UPDATE threads SET updated_at = 1e15",
     "last_seq too large": "UPDATE threads SET last_seq = 4611686018427387904",
+    "last_seq as large as a row key": "UPDATE threads SET last_seq = 4294967295",
     "infinite stored_at": "UPDATE items SET stored_at = 9e999",
     "infinite ttl_minutes": "UPDATE threads SET ttl_minutes = 9e999",
     "unknown explicit_head": "UPDATE namespaces SET explicit_head = 2147483648",

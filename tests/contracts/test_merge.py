@@ -356,7 +356,8 @@ def test_import_skips_messages_erased_in_source_meanwhile(
     monkeypatch.setattr(DatabaseImport, "_write_thread_unless_rejected", write_then_erase)
     if is_known:
         with pytest.raises(
-            ImportFailed, match="in this database, the thread 't', may still contain the data"
+            ImportFailed,
+            match="in this database, the thread 't', can still contain the erased data",
         ):
             target.import_from(source)
         return

@@ -193,7 +193,7 @@ async def check_corrections(client: Client) -> None:
     same = await client.call_tool("remember", {"text": "Ann plays chess.", "key": key})
     assert same.is_error
     assert join_texts(same).startswith(
-        f"nothing was changed, because the memory {other} already contains"
+        f"the memory {key} was not changed, because another memory, {other}, already"
     )
     secret = {"text": "The password is hunter2-XyZ-99.", "key": other}
     assert (await client.call_tool("remember", secret)).is_error

@@ -58,15 +58,15 @@ def test_open_refuses_invalid_option_before_creating_file(option: str, tmp_path:
 @pytest.mark.parametrize(
     ("options", "expected_message"),
     [
-        ({"ttl": {"default": 5}}, "ttl .* 'default'; did you mean 'default_ttl'"),
-        ({"ttl": {5: 5}}, "ttl .* 5; expected one of default_ttl"),
+        ({"ttl": {"default": 5}}, "'ttl' .* 'default'; did you mean 'default_ttl'"),
+        ({"ttl": {5: 5}}, "'ttl' .* 5; expected one of default_ttl"),
         (
             {"index": {"embed": WordEmbedder(), "feilds": ["text"]}},
-            "index .*; did you mean 'fields'",
+            "'index' .*; did you mean 'fields'",
         ),
         (
             {"index": {"embed": WordEmbedder(), "model": "x"}},
-            "index .*; expected one of embed, dims, fields",
+            "'index' .*; expected one of embed, dims, fields",
         ),
     ],
 )
@@ -83,14 +83,14 @@ def test_open_refuses_unknown_setting_with_suggestion(
 @pytest.mark.parametrize(
     ("options", "expected_message"),
     [
-        ({"ttl": {"default_ttl": 0}}, "ttl default_ttl is 0; expected minutes, more than zero, or"),
-        ({"ttl": {"refresh_on_read": 1}}, "ttl refresh_on_read is 1; expected True or False"),
+        ({"ttl": {"default_ttl": 0}}, "'ttl default_ttl' is 0; expected minutes, more than zero"),
+        ({"ttl": {"refresh_on_read": 1}}, "'ttl refresh_on_read' is 1; expected True or False"),
         (
             {"index": {"embed": WordEmbedder(), "fields": [5]}},
-            r"index fields is \[5\]; .* \['text'\], or",
+            r"'index fields' is \[5\]; .* \['text'\], or",
         ),
-        ({"vectors": "x"}, "vectors is 'x'; expected 'float32', 'float16', 'int8' or None"),
-        ({"timeout_s": -1}, "timeout_s is -1; expected seconds, 0 to"),
+        ({"vectors": "x"}, "'vectors' is 'x'; expected 'float32', 'float16', 'int8' or None"),
+        ({"timeout_s": -1}, "'timeout_s' is -1; expected seconds, 0 to"),
     ],
 )
 def test_invalid_option_error_names_unit_and_allowed_values(
@@ -162,7 +162,9 @@ def test_open_reports_damaged_words_setting(value: Any, tmp_path: Path) -> None:
     """The error names the damaged setting, also when the file is opened read-only."""
     create_file_with_damaged_setting(tmp_path / "x.db", "words", value)
     for options in (make_options(), make_options(read_only=True)):
-        with pytest.raises(CorruptRecord, match=r"'words'.*restore it from a backup") as caught:
+        with pytest.raises(
+            CorruptRecord, match=r"'words'.*restore the database from a backup"
+        ) as caught:
             SQLiteStore.open(tmp_path / "x.db", **options)
 
         assert len(str(caught.value)) < 300
@@ -178,7 +180,7 @@ def test_calls_that_need_the_model_report_damaged_model_setting(value: Any, tmp_
             lambda: store.put(A, "j", {"text": "milk"}),
             lambda: store.reembed(),
         ):
-            with pytest.raises(CorruptRecord, match=r"'model'.*restore it from a backup"):
+            with pytest.raises(CorruptRecord, match=r"'model'.*restore the database from a backup"):
                 call()
 
         assert [item.key for item in store.search(A)] == ["k"]

@@ -74,7 +74,9 @@ def chat(
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Show the model only the last N messages."),
+        typer.Option(
+            min=1, metavar="N", help="Show the model only the N messages before the new one."
+        ),
     ] = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Do not recall or store memories.")

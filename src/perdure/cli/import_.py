@@ -283,7 +283,7 @@ def _parse_thread_id_renames(rename_options: list[str]) -> dict[str, str]:
     for option in rename_options:
         old, _, new = option.partition("=")
         if not old or not new:
-            raise ConfigurationError(f"--as is {option!r}; expected ID=NEW")
+            raise ConfigurationError(f"the option --as has the value {option!r}; expected ID=NEW")
         new_ids[old] = new
     return new_ids
 

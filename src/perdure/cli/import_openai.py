@@ -105,8 +105,8 @@ class OpenAIBatches:
             )
         if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
             raise MalformedPart(
-                f"a batch request to {shorten_line(line['url'], 40)!r} is not part of a "
-                "conversation"
+                f"a batch request to {shorten_line(line['url'], 40)!r} was skipped; only requests "
+                "for answers of a chat model are imported"
             )
         request: dict[str, Any] = {
             "messages": _convert_openai_request_to_messages(body),

@@ -65,11 +65,11 @@ def forget(
     yes: YesOption = False,
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also count this person's API keys in this file."),
+        typer.Option(metavar="FILE", help="A keys file in which to count the person's API keys."),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also count this person's records in this audit log."),
+        typer.Option(metavar="FILE", help="An audit log in which to count the person's records."),
     ] = None,
     hand_over: Annotated[
         bool,

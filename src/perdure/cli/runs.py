@@ -51,7 +51,7 @@ ThreadOption = Annotated[
 ]
 ThreadUserOption = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", help="List only entries of this user's threads."),
+    typer.Option("--user", metavar="NAME", help="List only entries that belong to this user."),
 ]
 
 

@@ -138,8 +138,8 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
         )
     if outcome.change == "unchanged" and key and outcome.key != key:
         raise InvalidValue(
-            f"nothing was changed, because the memory {outcome.key} already contains this text; if "
-            f"the memory {key} is no longer true, forget {key}"
+            f"the memory {key} was not changed, because another memory, {outcome.key}, already "
+            f"contains this text; if the memory {key} is no longer true, delete it with 'forget'"
         )
     if outcome.change == "unchanged":
         return f"Nothing had to be changed: {outcome.reason}. The memory's id is {outcome.key}."

@@ -122,8 +122,9 @@ class OtherAuthorMarker:
             self._is_turn_without_memory = True
             if self._refuses_turn_without_memory:
                 raise ConfigurationError(
-                    f"the run on thread {self._thread_id!r} cannot use memories, because it "
-                    "continues a turn that another user has changed; send a new message instead"
+                    f"the run on thread {self._thread_id!r} cannot use memories, because another "
+                    "user has changed the thread's state since the last message; send a new "
+                    "message to start a turn that uses memories"
                 )
         self._has_loaded_start |= is_start
         self.record_messages_in_loaded_values(

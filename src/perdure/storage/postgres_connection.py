@@ -562,6 +562,6 @@ class AdvisoryLocks(ProcessLocks):
 def build_lock_needs_direct_dsn_message(name: str) -> str:
     """Return the error message for a lock that is requested through a connection pooler."""
     return (
-        f"a lock requires a direct connection to the server, but {name} is pooled; pass the "
-        "server's own DSN as 'direct'"
+        f"a lock requires a direct connection to the server, but {name} leads to a connection "
+        "pooler; pass the server's own DSN as 'direct'"
     )
