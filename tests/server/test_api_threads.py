@@ -260,7 +260,7 @@ def test_thread_without_graph_has_state_and_history_but_refuses_updates(
     assert state["checkpoint"] == states[0]["checkpoint"]
     assert state["parent_checkpoint"] == states[1]["checkpoint"]
     assert state["next"] == []
-    with pytest.raises(UnprocessableEntityError, match="not served"):
+    with pytest.raises(UnprocessableEntityError, match="names no graph"):
         sdk.threads.update_state("chat-1", {"messages": []})
 
 

@@ -136,7 +136,7 @@ def test_refusal_of_malformed_messages_names_value_and_expectation(client: httpx
     path, body = build_requests(create_thread_with_turn(client), "messages", BAD[0])[0]
     sentence = client.post(path, json=body).json()["detail"]
 
-    assert "the value of 'messages' is [{'role': 'nobody', 'content': 'x'}]" in sentence
+    assert "the value of the channel 'messages' is [{'role': 'nobody', 'content': 'x'}]" in sentence
     assert 'expected messages, such as [{"role": "user", "content": "hello"}]' in sentence
     assert "Unexpected message type: 'nobody'" in sentence
 
