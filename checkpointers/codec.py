@@ -3,8 +3,8 @@
 With langgraph's `JsonPlusSerializer`, messages have their own compact encoding (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
 `values`). Decoding returns the same values and types as langgraph's serializer, except that
-instances of plain data classes keep the types that `values` names. If the checkpointer uses a
-serializer other than `JsonPlusSerializer`, that serializer encodes all values.
+instances of data classes keep the types that `values` names. If the checkpointer uses a serializer
+other than `JsonPlusSerializer`, that serializer encodes all values.
 
 `Codec.encode` encodes equal values of the same types as equal bytes, unless dicts in them differ in
 the order of their keys. It stores the fields of a message in a fixed order.

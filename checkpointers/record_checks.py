@@ -1,10 +1,10 @@
 """Validate the records of a thread that were read from another database.
 
-Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
-another database can refer to rows that do not exist, even if its checksum is correct. This module
-therefore checks the references between rows before the rows are stored. Without these checks,
-reading the thread later could fail because log items are missing, or could build a huge value in
-which the same items are repeated a million times.
+A correct checksum does not prove that perdure wrote a row, because anyone who can write to an
+unencrypted database file can add rows with correct checksums. Such rows can refer to rows that do
+not exist. This module therefore checks the references between rows before the rows are stored.
+Without these checks, reading the thread later could fail because log items are missing, or could
+build a huge value in which the same items are repeated a million times.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class _LogPositions:
         """Check that all items in a value's stored log ranges exist.
 
         Values with too many items are rejected as well. A valid value has at most
-        `compute_max_log_range_count` ranges, each no longer than the log. This limits the number of
-        items in a value to a small multiple of the log's length.
+        `compute_max_log_range_count` ranges, each no longer than the log. The check allows one
+        more range as a margin. This limits the number of items in a value to a small multiple of
+        the log's length.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):

@@ -31,8 +31,9 @@ class NamespaceRecords(NamedTuple):
 
     Attributes:
         ns: The namespace.
-        head: The sequence number of the head. If the records end at a given checkpoint, the
-            sequence number of the newest checkpoint that was read.
+        head: The sequence number of the head. If the records were read only up to a
+            `checkpoint_id`, it is the sequence number of the newest checkpoint that was read, or 0
+            if none was read.
         checkpoints: The sequence number, the time of the put in seconds since 1970, and the content
             of each checkpoint.
         writes: The checkpoint id, the task id, the path and the pending writes of each task.
@@ -53,13 +54,14 @@ class ThreadRecords:
     Attributes:
         seq: The counter of puts.
         listed_metadata: The encoded metadata that lists of threads show, or None.
-        may_wait: Whether the thread may wait for the answer to an interrupt. Always True if the
-            records end at a given checkpoint.
+        may_wait: False if it is known that the thread is not waiting for an answer to an interrupt.
+            Always True if `read_thread_records` was called with a `checkpoint_id`.
         ttl: The thread's columns `ttl_minutes`, `ttl_since` and `ttl_keeps_latest`, or None if the
             thread does not expire; see the statement `set_ttl`.
-        items: The bytes of the items, by log and position. If None, items are read from the
-            database page by page.
-        sorted_positions: The sorted positions of `items`, by log.
+        items: The bytes of the items and aliases, by log key and position. The bytes of an alias
+            are the packed position of its original item. If None, items are read from the database
+            page by page.
+        sorted_positions: The sorted positions of `items`, by log key.
         times: The time at which each item was first stored, by log and position.
     """
 
@@ -108,7 +110,7 @@ class ThreadRecords:
     ) -> Flow[dict[int, float]]:
         """Return the time at which each item in a log range was first stored, keyed by position.
 
-        If all items are loaded, the result contains the times of the whole log.
+        If all items are loaded, the result also contains the times of the log's other items.
         """
         if self.items is None:
             return (yield from reader.read_item_storage_times(log_key, [(start, stop)]))
@@ -125,8 +127,9 @@ def read_thread_records(
     Args:
         reader: The reader of the database.
         thread_id: The thread.
-        checkpoint_id: The checkpoint up to which records are read, or None for all. In the root
-            namespace, only the ancestors of the checkpoint are read.
+        checkpoint_id: The last checkpoint to read, or None for all. In the root namespace, this
+            checkpoint and its ancestors are read. In the other namespaces, all checkpoints that
+            were put before it are read.
 
     Raises:
         UnknownThread: The thread does not exist.

@@ -1,15 +1,17 @@
 """Convert values to msgpack and back.
 
-Values that are not plain data become msgpack extensions in the format of langgraph's serializer
+Plain data (None, booleans, numbers, text, bytes, lists and dicts) is stored as ordinary msgpack.
+Other values become msgpack extensions in the format of langgraph's serializer
 (`langgraph.checkpoint.serde.jsonplus`). The extension for an object contains an encoded list,
-`[module, name, payload, ...]`. A plain data class is a pydantic model, dataclass, enum or named
+`[module, name, payload, ...]`. A data class is here a pydantic model, dataclass, enum or named
 tuple that is not in `KNOWN`. The extensions for its instances differ from langgraph's in three
 ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
 `model_dump()`. The types of tuples, bytearrays and dict keys are preserved.
 
-When a value is decoded, a class's constructor is called only if the class is in `KNOWN` or is named
-by the allowlist, or if the `load` function of a registered type calls it. Instances of all other
-classes are rebuilt without running any of the class's code; see `objects.py`.
+When a value is decoded, the constructor of a class is called in three cases only: the class is in
+`KNOWN`, the allowlist names the class and it is not a data class, or the `load` function of a
+registered type calls the constructor. Instances of data classes are rebuilt without running any of
+the class's code; see `objects.py`.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer, which is used for objects that contain no other objects
+# langgraph's serializer. It encodes numpy arrays, instances of known classes that contain no other
+# objects, and objects of further classes that the allowlist names.
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -151,15 +154,16 @@ class Allowlist:
     """Decides which classes may be rebuilt, based on the option `allowed_msgpack_modules`.
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
-    rebuild. If the option is True or contains `LOADED`, the allowlist also accepts plain data
-    classes from any module that is already imported. Otherwise, the allowlist is strict, which
-    means that it accepts only the classes named in the option.
+    rebuild. If the option is True or contains `LOADED`, the allowlist also accepts data classes
+    from any module that is already imported. Otherwise, the allowlist is strict, which means that
+    it accepts only the classes named in the option.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
         is_strict: Whether only classes that the option names may be rebuilt.
         has_name: A function that returns whether the option names a class. It returns False for
-            every class if the option is True.
+            every class if the option is True, because the option then names no class whose
+            constructor may be called.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
@@ -181,7 +185,8 @@ class Allowlist:
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        The method checks plain data classes. For any other class, call `has_name` instead.
+        The check is sufficient for data classes. The constructor of any other class may be called
+        only if `has_name` returns True, too.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -231,9 +236,9 @@ class Converter:
 
     Args:
         allowlist: The classes that may occur in the value.
-        exact: Whether a text with a lone surrogate is refused everywhere. By default it is refused
-            only in values that are stored with exact types (sets, plain data classes, registered
-            types), in keys of dicts and in ids of messages.
+        exact: Whether lone surrogates are refused in every text. By default, they are replaced with
+            "?", except in values that are stored with exact types (sets, data classes, registered
+            types), in keys of dicts and in ids of messages. There, they are always refused.
         former: The earlier names under which to encode classes, by present name.
 
     Attributes:
@@ -250,9 +255,10 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # `_in_registered` is True while a value of a registered type is being encoded, and in the
-        # `Converter` that then decodes it as a check. In the check, a nested value of a registered
-        # type whose `load` fails raises an error instead of being returned as `DetachedFields`.
+        # True while a value of a registered type is being encoded. Also True in the second
+        # `Converter`, which then decodes the result as a check. If the `load` function of a nested
+        # value fails in the check, its error is raised, and the value is not replaced with
+        # `DetachedFields`.
         self._in_registered = False
         self._depth = 0
         # The first exception raised while converting a nested object. It is kept so that it can be
@@ -426,7 +432,7 @@ class Converter:
         )
 
     def _encode_data_class_instance(self, value: Any) -> ormsgpack.Ext:
-        """Encode an instance of a plain data class as its class name and attributes."""
+        """Encode an instance of a data class as its class name and attributes."""
         cls: Any = type(value)
         name, kind, fields = (
             get_module_and_class_name(cls),

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL_FIELD: Final = "until"
-"""The field of a turn's value with the date until which the turn was true (ISO 8601, UTC)."""
+"""The field of a turn's value that holds the turn's end date (ISO 8601, UTC).
+
+From the end date on, the fact that the turn states is no longer true.
+"""
 # maximum number of chunks of a message that are stored as memories; any further chunks are dropped
 _MAX_CHUNKS: Final = 40
 
@@ -117,8 +120,8 @@ class Batch:
 class Addition(NamedTuple):
     """A memory to be added.
 
-    An extractor derives the key from the source, so extracting the same memory again yields the
-    same key.
+    An extractor derives the key from the source messages, and a model extractor also from the
+    memory's text. Extracting the same memory again therefore yields the same key.
     """
 
     key: str
@@ -168,12 +171,12 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """The store and namespace that a run writes memories to, and the run's config.
+    """The store and namespace that memories are written to, and the source of the memories.
 
     Attributes:
         adapter: The store.
         namespace: The namespace of the memories.
-        config: The config of the run.
+        config: The config of the run, or None if the memories are not written by a run.
         thread: The thread whose messages are read, or None if perdure does not store the thread.
     """
 
@@ -202,7 +205,11 @@ class Extractor(Protocol):
 
 
 def _choose_user_or_least_trusted_role(messages: Sequence[ThreadMessage]) -> Role:
-    """Return "user" if any message is from a user; otherwise, return the least trusted role."""
+    """Choose the role of a memory that was extracted from several messages.
+
+    The role is "user" if any of the messages is from a user, because the memory then does not rest
+    only on the words of a tool or a model. Otherwise, the role is the least trusted role.
+    """
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
@@ -279,8 +286,8 @@ async def build_puts_that_add_end_date_to_source_turns(
 ) -> list[PutItem]:
     """Build puts that set the end date of the turns from which a superseded memory was extracted.
 
-    No end date is set for turns from which the superseding memory was extracted as well, and for
-    turns that already have an end date.
+    A turn gets no end date if it already has one, or if the superseding memory was extracted from
+    the same turn.
 
     Args:
         adapter: The store.
@@ -315,9 +322,7 @@ async def find_dates_when_facts_from_messages_were_superseded(
     """Return the dates on which facts extracted from a thread's messages were superseded.
 
     By the time a source message is stored as a turn, a fact extracted from the message may already
-    have been superseded. The turn's end date is then the date on which the fact was superseded. A
-    store without versions does not record which thread a memory's previous text came from, so the
-    previous text is assumed to come from the same thread as the current text.
+    have been superseded. The turn's end date is then the date on which the fact was superseded.
 
     Args:
         scope: The namespace of the memories.
@@ -327,7 +332,8 @@ async def find_dates_when_facts_from_messages_were_superseded(
     Returns:
         The dates (ISO 8601), by message id.
     """
-    any_kind = {PREVIOUS: {"$exists": True}}  # other stores do not support `$exists`
+    # Stores without versions do not support `$exists`, so read all facts from them.
+    any_kind = {PREVIOUS: {"$exists": True}}
     memory_filter = any_kind if scope.adapter.versioned else {"kind": FACT}
     end_dates: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter=memory_filter):
@@ -345,6 +351,8 @@ async def find_dates_when_facts_from_messages_were_superseded(
         # their end dates. The texts are sorted newest first, so earlier end dates overwrite later
         # ones.
         for text in superseded_texts:
+            # A store without versions returns no versions with earlier texts, so assume that a
+            # previous text came from the same thread as the current text.
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
             if source_thread == thread_id:

@@ -7,12 +7,14 @@ The namespaces of a person are:
 - namespaces that match a template with the label `{user_id}`, if the store has recorded the
   template or the caller names it,
 - namespaces of the person's conversations under `chat_memory`,
-- and the namespaces of perdure's own notes about all of these namespaces.
+- and the namespaces in which perdure keeps its own records about these namespaces, such as
+  watermarks, tombstones and quarantined candidates.
 
-If a conversation's id is also the name of another person who has namespaces in this store, the
-conversation's namespace is taken to be that person's and is not erased. A namespace that contains
-the person's name as a label, but is not one of the person's namespaces, is not erased either. The
-erasure receipt lists both kinds of namespaces.
+If the id of one of the person's conversations is also the name of another person who has a
+namespace such as `("memories", NAME)`, the conversation's namespace is assumed to belong to the
+other person and is not erased. A namespace that contains the person's name as a label, but is not
+one of the person's namespaces, is not erased either. The erasure receipt lists both kinds of
+namespaces.
 """
 
 from __future__ import annotations
@@ -56,13 +58,14 @@ class PersonNamespaces(NamedTuple):
 
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
-        others: Namespaces that contain the person's name as a label and do not belong to the
-            person, and namespaces of the person's conversations whose id is the name of another
-            person.
+        others: Namespaces that were found but do not belong to the person. They either contain the
+            person's name as a label, or belong to one of the person's conversations whose id is the
+            name of another person.
         authored_items: Namespace and key of each item that the person wrote into the memory of a
             team, or into a conversation that is not under `own`.
-        owned_by_others: The namespaces among `others` that belong to another person or
-            conversation, whose name is one of the labels.
+        owned_by_others: The namespaces among `others` that identify another person or a
+            conversation. They are under `chat_memory` or match the template of a person's
+            namespaces. The person's archive omits them.
     """
 
     own: tuple[Namespace, ...]
@@ -83,9 +86,9 @@ async def find_person_namespaces(
         adapter: The store.
         user: The name of the person.
         templates: Templates in addition to the templates that the store has recorded.
-        conversations: Ids of the person's conversations in addition to the threads that were
-            extracted into the person's memories. With None, only the conversation whose id is the
-            name of the person is included.
+        conversations: Ids of further conversations of the person. A conversation whose id is the
+            person's name is always included. Unless `conversations` is None, the threads from which
+            the person's memories were extracted are included, too.
     """
     check_user("user", user, "give the name of the person")
     extra_templates = [Template(labels).labels for labels in templates]
@@ -210,9 +213,10 @@ async def forget_author(
 async def _find_items_written_by_user(
     adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return (namespace, key) for each item that a user wrote for teams or others' conversations.
+    """Return namespace and key of each item that a user wrote into memory shared with others.
 
-    Items of other people's conversations are only found in a store that keeps versions.
+    These items are in the memory of a team or in another person's conversation. Items in other
+    people's conversations are only found in a store that keeps versions.
     """
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
@@ -359,7 +363,8 @@ def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
     """Validate the namespace templates passed by a caller, and return their labels.
 
     Raises:
-        ConfigurationError: The value is not a list of templates with a whole label `{user_id}`.
+        ConfigurationError: The value is not a list of templates, or a template has no label that is
+            exactly `{user_id}`.
     """
     expected = "a list of templates with the label '{user_id}', like [('notes', '{user_id}')]"
     templates = [

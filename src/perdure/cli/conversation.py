@@ -30,7 +30,7 @@ _MAX_ID_BYTES: Final = 500
 
 
 class Problem(NamedTuple):
-    """A problem that prevented part of an export from being imported.
+    """A problem with a part of an export, which was skipped or imported differently.
 
     Attributes:
         reason: What is wrong with the part.
@@ -81,9 +81,9 @@ class UnnamedSource(NamedTuple):
         file: An object that identifies the file within one import.
         file_stem: The file name without extension. Earlier versions of perdure made thread ids from
             this name.
-        build: Builds the conversation with a given id. The second argument says whether the ids of
-            messages depend on the times of the messages, too. In earlier versions of perdure, the
-            ids did not depend on the times.
+        build: Builds the conversation with a given id. The second argument says whether the ids
+            that are derived for messages without an id depend also on the times of the messages. In
+            earlier versions of perdure, they did not.
     """
 
     file: object
@@ -97,18 +97,20 @@ class Conversation:
 
     Attributes:
         id: The id of the conversation, from which the thread id is made.
-        metadata: The fields of `perdure.checkpointers.titles.IMPORTED_KEYS`. Times are in seconds
+        metadata: The known values of the fields in `perdure.checkpointers.titles.IMPORTED_KEYS`
+            and, for JSON files, in `perdure.checkpointers.labels.USER_LABELS`. Times are in seconds
             since 1970 (UTC).
         nodes: The messages by key. The key is the id of the message, or a derived id if the id is
             already in use (see `add_message`). Parents come before their children, and the main
             branch last.
         leaf: The key of the message at the end of the main branch.
         left_out: The number of skipped messages and parts by kind, such as thinking.
-        problems: The malformed parts of the conversation that were skipped.
-        unnamed: The source of the conversation if the source contains no id, so that `id` is
-            provisional; otherwise None.
-        former_texts: By message id, the text that an earlier version of perdure imported, if that
-            version skipped the message or a part of the message.
+        problems: The malformed parts of the conversation that were skipped or imported differently.
+        unnamed: The source of the conversation if the source contains no id for it. `id` is then
+            provisional. Otherwise None.
+        former_texts: The texts that an earlier version of perdure imported for messages of which it
+            skipped a part. The text is "" if the version skipped the whole message. The keys are
+            message ids.
         is_archived: Whether the conversation is part of a person's archive, which contains the
             person's memories, too.
         source_count: The number of messages in the export, including skipped ones.
@@ -200,7 +202,8 @@ class Conversation:
         root node.
 
         Args:
-            parents: For each node of the tree, the id of its parent, or None for a root node.
+            parents: For each node of the tree, the id of its parent, or None for a root node. In
+                this dict, parents that are missing or form a cycle are replaced with None.
             messages: For each node, its messages in order. A node can have none.
             leaf_id: The id of the node at which the main branch ends. If there is no such node, the
                 main branch ends at the last node.
@@ -213,7 +216,9 @@ class Conversation:
         def list_new_ancestors(key: str | None) -> list[str]:
             """Return the ids of a node and its ancestors, excluding nodes that were already added.
 
-            The oldest ancestor comes first.
+            The oldest ancestor comes first. If its parent is missing or is its own descendant, the
+            oldest ancestor becomes a root node. A problem is added for a cycle, and for a missing
+            parent of a node that has messages.
             """
             parts: dict[str, None] = {}
             while key is not None and key not in last_messages:
@@ -256,8 +261,8 @@ def build_conversation_without_messages(
         export_id: The id of the conversation in the export. If it is not a non-empty string, an id
             is derived from `fallback_id_sources`.
         export: The JSON object of the conversation.
-        export_field_by_own_field: For each field of `IMPORTED_KEYS`, the name of the field in the
-            export.
+        export_field_by_own_field: Maps the name of each field to read, as in
+            `Conversation.metadata`, to the name of the field in the export.
         fallback_id_sources: Values from which an id is derived.
     """
     metadata: dict[str, Any] = {}

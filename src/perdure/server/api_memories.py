@@ -86,8 +86,8 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 
     The search finds the memories that an agent would recall with the same options. In the response,
     `text` is the text that the agent's model would see if the agent recalled these memories, and
-    `floor` is the minimum score of a search result. If the request sets `explain`, the response
-    also lists the memories that scored less than `floor`, in the field `below`.
+    `floor` is the score that a memory must reach to be returned. If the request sets `explain`, the
+    response also lists the memories that scored less than `floor`, in the field `below`.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_memory_selection(
@@ -131,10 +131,11 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
 async def change_memory(
     call: CurrentCall, key: PathId, body: MemoryChange, team: TeamName = None
 ) -> Response:
-    """Correct a memory.
+    """Correct a memory whose text is wrong, or replace a memory that is no longer true.
 
-    With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
-    is then valid until the time `at`, or until now if `at` is not given.
+    Without `supersede`, the old text counts as wrong. With `supersede`, the old text counts as true
+    until the time `at`, or until now if `at` is not given. In both cases, the old text is kept as
+    an earlier version of the memory.
     """
     memories, config = await _authorize_and_build_memory_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
@@ -179,7 +180,10 @@ async def _authorize_and_build_memory_collection(
 
 
 def _build_provenance_of_team_memory(call: Call, team: str | None) -> Provenance | None:
-    """Return the provenance of a team memory. Return None for a memory of the user."""
+    """Return the provenance of a team memory, which names its author.
+
+    For a memory of the user, return None, which stands for the default provenance.
+    """
     if team is None:
         return None
     author = call.identity.person

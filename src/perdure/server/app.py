@@ -137,9 +137,9 @@ def create_app(
 
     Args:
         server_settings: The settings, or None for those of perdure.toml and the environment.
-        access: The rules for authentication and authorization. With None, every request may do
-            everything as the user of the settings; serve such an application only on a loopback
-            address.
+        access: The rules for authentication and authorization. With None, there is no
+            authentication. Every request then has all permissions and acts as the `user` in the
+            settings. Serve such an application only on a loopback address.
         graphs: The graphs that the server runs, or None for perdure's chat and agent.
         hosts: The host names under which clients may call this server, or None for any name.
         origins: Sites whose scripts may call the server, such as `http://localhost:3000`. Requests
@@ -151,12 +151,14 @@ def create_app(
             whole origin such as `"http://10.0.0.7:8080"`.
         sessions: The mapping that stores browser sessions, if several processes share them. With
             None, sessions are in the memory of this process.
-        database_options: The options of the store and of new threads, or None for the defaults.
+        database_options: The options with which stores are opened and the time to live of new
+            threads, or None for the defaults.
         custom_app: A Starlette or FastAPI application, or None. The custom application serves the
             paths that perdure does not have, after the server has identified the user.
 
     Raises:
-        ConfigurationError: An origin is not valid, or the custom application is of another type.
+        ConfigurationError: An origin is not valid, or `custom_app` is neither a Starlette nor a
+            FastAPI application.
     """
     loaded_settings, limits, audit = (
         server_settings or settings.load(),
@@ -174,8 +176,9 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # `LocalAccess` does not authenticate clients. A client can set a thread's `owner` to any
-        # text, so an `owner` does not show that organisations own threads of this database.
+        # If owners need not be people, a thread's `owner` may be an organisation, and each database
+        # gets a mark that says so. With `LocalAccess`, no mark is stored. It does not authenticate
+        # clients, so `owner` can be any text and does not show that organisations own threads.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )

@@ -35,8 +35,9 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
     The result is a list of `(channel, value)` pairs.
 
     If the returned list is empty, the caller need not load the graph or call
-    `refuse_malformed_messages`. A value is included if it cannot be converted to messages. A value
-    in a run's input for a channel other than `messages` must also look like a list of messages.
+    `refuse_malformed_messages`. A value is included if it cannot be converted to messages. Values
+    in a run's input for channels other than `messages` are included only if they also look like
+    lists of messages.
     """
     has_command = request.command is not None
     return [
@@ -51,7 +52,8 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
     """Raise InvalidUpdate if a message channel would receive a malformed value.
 
     Raises:
-        InvalidUpdate: The reducer of a channel cannot apply a value, whatever the state is.
+        InvalidUpdate: A part of a value is not a message, or a channel's reducer raised
+            `InvalidUpdate` when the value was applied to an empty copy of the channel.
     """
     for name, value in channel_values:
         channel: Any = graph.channels.get(name)
@@ -60,9 +62,10 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A user-defined reducer can raise any exception.
-            # The reducer can fail here even for a valid message, because the update was applied to
-            # an empty copy of the channel. For example, a message that tells the reducer to remove
-            # or keep existing messages can fail, because the copy contains no messages.
+            # A failure does not prove that the value is malformed. For example, a valid removal of
+            # an existing message fails, because the copy of the channel is empty. Therefore, refuse
+            # the value only if the reducer raised `InvalidUpdate`, or if a part of the value is not
+            # a message.
             accepts_keep = _apply_update_to_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -80,8 +83,9 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
 def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, Any]]:
     """Yield a `(channel, value)` pair for each channel that a run request updates.
 
-    The updates are in the `update` field of the request's command. If the request has no command,
-    the updates are taken from the run's input.
+    The updates are in the `update` field of the request's command, as a mapping or a list of
+    `(channel, value)` pairs. If the request has no command, the updates are taken from the run's
+    input.
     """
     values = request.input if request.command is None else request.command.update
     if isinstance(values, Mapping):
@@ -104,8 +108,8 @@ def _find_message_conversion_error(
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
-        skips_keep_messages: Whether the reducer of the channel accepts the JSON of a `Keep`, which
-            is then skipped.
+        skips_keep_messages: Whether to skip the JSON of a `Keep`, because the reducer of the
+            channel accepts it.
     """
     values = value if isinstance(value, list) else [value]
     if skips_keep_messages:

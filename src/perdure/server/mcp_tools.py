@@ -86,7 +86,8 @@ async def _add_team_memories_to_selection(
 ) -> dict[str, Any]:
     """Extend a search of the user's own memories to those of the user's teams.
 
-    A team is skipped if the access rules do not allow the user to read its memories.
+    A team is skipped if the access rules do not allow the user to read its memories, or if they
+    change the namespace of the search.
 
     Args:
         call: The request.
@@ -94,7 +95,8 @@ async def _add_team_memories_to_selection(
         selection: The namespace and the config that select the user's memories.
 
     Returns:
-        The namespaces and the config that select all memories.
+        The namespace templates and the config that select the memories of the user and of the
+        teams that were not skipped. If there are no such teams, `selection` is returned.
     """
     teams = []
     for team in sorted(call.identity.teams):
@@ -230,8 +232,8 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
     """Read the newest messages of an earlier conversation, or the newest ones before a position.
 
-    The result also contains the next steps of the conversation's graph, and the question if the
-    conversation is waiting for an answer to an interrupt.
+    The result also names the nodes of the conversation's graph that run next. If the conversation
+    is waiting for answers to interrupts, the result contains the questions.
     """
     await call.permit_thread(thread_id)
     # Even an admin may not read other users' threads with the MCP tool `read_thread`.
