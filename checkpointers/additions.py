@@ -54,7 +54,10 @@ from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
 
 LOG_KIND_BY_INLINE_KIND: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
-"""The kind of a reference to log items, by the kind of the inline reference that it replaces."""
+"""Maps the kind of an inline list or dict to the kind of the reference that replaces it.
+
+The reference replaces the inline list or dict when its elements are stored in the log.
+"""
 _log = logging.getLogger("perdure")
 
 
@@ -73,8 +76,9 @@ class Additions:
     Attributes:
         positions_by_item: The log positions of items, by channel and content.
             `append_new_items_to_log` reuses the position of an item that is in this dict. The dict
-            contains the appended items, and stored items that tasks wrote to a `DeltaChannel`
-            again. In an erasure, it contains all stored items of the thread.
+            contains the appended items. It also contains items that were already in the log when
+            tasks wrote them to a `DeltaChannel` once more. In an erasure, it contains all stored
+            items of the thread.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.
@@ -104,7 +108,7 @@ class Additions:
             snapshot: The checkpoint, without references.
             values_to_store: The values of the channels; None means the value of the parent.
             parent: The parent of the checkpoint, or None.
-            merge: The channels that are taken over from the head, or None.
+            merge: Describes which channels are copied from the head, or None.
         """
         if parent is not None:
             snapshot.transcript.update(parent.transcript)
@@ -131,7 +135,8 @@ class Additions:
     ) -> ValueReference:
         """Append the new items of a channel's value to the channel's log.
 
-        Return the reference that the checkpoint stores for the value.
+        Return the reference that the checkpoint stores for the value. Also update the channel's
+        ranges and transcript in `snapshot`.
         """
         if split_value.update is not None:
             ref = self._append_delta_update_to_log(channel, split_value.update, snapshot, parent)
@@ -196,7 +201,8 @@ class Additions:
     ) -> ValueReference:
         """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
 
-        Return the reference that the checkpoint stores for the channel's value.
+        Return the reference that the checkpoint stores for the channel's value. Also set the
+        channel's transcript in `snapshot`, and its ranges if the parent's ranges are known.
         """
         log, change_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
@@ -218,9 +224,9 @@ class Additions:
         new_ranges = join_adjacent_ranges(
             (change_position, change_position + 1) for change_position in transcript_positions
         )
-        # Do not add items of the parent's value to the transcript. The transcript already contains
-        # the same messages. It may contain them in an earlier encoding, as other items, so that
-        # `_join_transcript_and_new_value_ranges` would not recognise them.
+        # Leave out the items of the parent's value. The transcript already contains their messages,
+        # but possibly in an earlier encoding and thus as different items. In that case,
+        # `_join_transcript_and_new_value_ranges` would add the messages once more.
         if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -263,10 +269,10 @@ class Additions:
         if isinstance(ref, bytes):
             position = self.positions_by_item.get((channel, ref))
             return write if position is None else [index, channel, [ITEM, log_ranges[0], position]]
+        if ref[0] not in LOG_KIND_BY_INLINE_KIND:
+            return write
         ranges = []
-        # For a reference of any other kind, the loop gets the single element `b""`. No item is
-        # equal to it, so the write is returned unchanged.
-        for element in ref[1] if ref[0] in LOG_KIND_BY_INLINE_KIND else [b""]:
+        for element in ref[1]:
             if not isinstance(element, bytes):
                 ranges.append((element[1], element[1] + element[2]))
                 continue
@@ -365,8 +371,8 @@ class PlannedTransaction:
 
     Attributes:
         cache: The cache of threads.
-        own_writes: Counts the checkpointer's own writes, and holds the counts of writes by others
-            at the checkpointer's last commit.
+        own_writes: The number of transactions that the checkpointer has committed, and the counts
+            of writes by others after the last of them.
         thread_id: The thread.
         thread: The cached thread, as it is after the commit.
         statements: The statements that are still to be executed. In a plan from the cache, the
@@ -403,10 +409,13 @@ class PlannedTransaction:
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record in the `Head` object whether the new head has pending writes.
 
-        Nothing is recorded if the stored checkpoint is not the new head. If the new head has no
-        pending writes, this fact is cached. If it has some, they must be read from the database.
-        `rows` are the rows returned by the first statement of the transaction. The last column of
-        the first row is true if the stored checkpoint has pending writes.
+        Nothing is recorded if the stored checkpoint is not the new head. Writes of a checkpoint can
+        be stored before the checkpoint itself. If the new head has no pending writes, this fact is
+        cached. If it has some, they are read from the database when needed.
+
+        Args:
+            rows: The rows returned by the first statement of the transaction. The last column of
+                the first row is true if the stored checkpoint has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -469,7 +478,7 @@ def _join_transcript_and_new_value_ranges(
     """Return a transcript's log ranges, extended with the new items of a channel's value.
 
     Args:
-        log: The log. The original positions of all aliases in the other arguments must be cached.
+        log: The log. `log.origins` must contain each alias that occurs in the ranges.
         transcript_ranges: The ranges of the transcript of the parent.
         new_value_ranges: The ranges of the value's items that may be missing from the parent's
             transcript. Items that the transcript contains are skipped.
