@@ -157,9 +157,11 @@ def read_thread_records(
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", thread_key)
     namespaces = []
-    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread_key)):
+    for namespace_key, checkpoint_ns, head_seq in (
+        yield reader.sql("thread_namespaces", thread_key)
+    ):
         namespace_records = yield from _read_namespace(
-            reader, thread_id, namespace, ns, head, last_seq
+            reader, thread_id, namespace_key, checkpoint_ns, head_seq, last_seq
         )
         if namespace_records.checkpoints or (namespace_records.writes and last_seq == _SEQ_MASK):
             namespaces.append(namespace_records)
@@ -200,10 +202,19 @@ def _read_namespace(
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace_key)):
-        uid, task, path = decode_stored_id(row[0]) or "", decode_stored_id(row[1]) or "", row[2]
-        if uid in ids or last_seq == _SEQ_MASK:
+        checkpoint_id, task, path = (
+            decode_stored_id(row[0]) or "",
+            decode_stored_id(row[1]) or "",
+            row[2],
+        )
+        if checkpoint_id in ids or last_seq == _SEQ_MASK:
             writes.append(
-                (uid, task, path, decrypt_writes(reader.seal, thread_id, checkpoint_ns, row))
+                (
+                    checkpoint_id,
+                    task,
+                    path,
+                    decrypt_writes(reader.seal, thread_id, checkpoint_ns, row),
+                )
             )
     return NamespaceRecords(checkpoint_ns, head_seq, checkpoints, writes)
 

@@ -70,12 +70,12 @@ _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
 SURROGATES: Final = "string contains surrogates"
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
 # maximum nesting depth of lists and dicts that ormsgpack supports
-_MAX_LEVELS: Final = 254
+_MAX_LIST_DEPTH: Final = 254
 # maximum nesting depth of objects; the limit prevents an overflow of the OS thread's stack
-_MAX_OBJECTS: Final = 100
+_MAX_OBJECT_DEPTH: Final = 100
 _TOO_DEEP: Final = (
-    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
-    f"than {_MAX_OBJECTS} levels"
+    f"lists and dicts are nested deeper than {_MAX_LIST_DEPTH} levels, or objects are nested "
+    f"deeper than {_MAX_OBJECT_DEPTH} levels"
 )
 # types that `Converter` accepts as keys of a msgpack map, and as elements of tuples that are keys
 _PLAIN_KEY_TYPES: Final = frozenset((str, int, float, bool, bytes, NoneType))
@@ -313,7 +313,7 @@ class Converter:
         """Convert a nested object by calling `convert`, and enforce the nesting limit."""
         self._depth += 1
         try:
-            if self._depth > _MAX_OBJECTS:
+            if self._depth > _MAX_OBJECT_DEPTH:
                 raise RecursionError(_TOO_DEEP)
             return convert(*args)
         except Exception as exc:

@@ -333,32 +333,32 @@ async def find_dates_when_facts_from_messages_were_superseded(
         The dates (ISO 8601), by message id.
     """
     # Stores without versions do not support `$exists`, so read all facts from them.
-    any_kind = {PREVIOUS: {"$exists": True}}
-    memory_filter = any_kind if scope.adapter.versioned else {"kind": FACT}
+    has_previous_text = {PREVIOUS: {"$exists": True}}
+    memory_filter = has_previous_text if scope.adapter.versioned else {"kind": FACT}
     end_dates: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter=memory_filter):
-        superseded_texts = [text for text in memory.previous if text.change == "superseded"]
+        superseded = [entry for entry in memory.previous if entry.change == "superseded"]
         if memory.kind == TURN or not any(
-            {*text.message_ids} & {*message_ids} for text in superseded_texts
+            {*entry.message_ids} & {*message_ids} for entry in superseded
         ):
             continue
         versions = await scope.adapter.list_versions(memory.namespace, memory.key)
         threads = {
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
-        present = memory.provenance or Provenance()
+        current_provenance = memory.provenance or Provenance()
         # If several superseded texts come from the same message, the message gets the earliest of
         # their end dates. The texts are sorted newest first, so earlier end dates overwrite later
         # ones.
-        for text in superseded_texts:
+        for entry in superseded:
             # A store without versions returns no versions with earlier texts, so assume that a
             # previous text came from the same thread as the current text.
-            source_thread = threads.get(text.text, present.thread_id)
-            source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
+            source_thread = threads.get(entry.text, current_provenance.thread_id)
+            source = Provenance(thread_id=source_thread, message_ids=entry.message_ids)
             if source_thread == thread_id:
                 end_dates |= dict.fromkeys(
-                    list_source_message_ids_missing_in_successor(source, present),
-                    text.until.isoformat(),
+                    list_source_message_ids_missing_in_successor(source, current_provenance),
+                    entry.until.isoformat(),
                 )
     return end_dates
 

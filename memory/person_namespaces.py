@@ -100,18 +100,18 @@ async def find_person_namespaces(
             *await read_recorded_namespace_templates(adapter.store),
         )
     )
-    patterns = [
+    person_templates = [
         labels
         for labels in templates_labels
         if USER_LABEL in labels and _is_template_specific_to_person(labels)
     ]
-    ids = {user}
+    conversation_ids = {user}
     if conversations is not None:
-        ids |= {*conversations, *await _list_extracted_thread_ids(adapter, user)}
+        conversation_ids |= {*conversations, *await _list_extracted_thread_ids(adapter, user)}
     owned: dict[Namespace, None] = {}
-    notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
+    note_prefixes, own_prefixes, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.list_namespaces_under((CHAT_LABEL,)):
-        if namespace[1:2] and namespace[1] in ids:
+        if namespace[1:2] and namespace[1] in conversation_ids:
             # The namespace contains the id of a thread. Any user can create a thread whose id is
             # the name of another user. If a user with the name `namespace[1]` has personal
             # namespaces, the namespace belongs to the user with that name, and not to the creator
@@ -122,9 +122,11 @@ async def find_person_namespaces(
                 owned[namespace[:2]] = None
     for namespace in await adapter.list_namespaces_with_label(user):
         label_offset = 2 if namespace[0] == RESERVED_LABEL else 0
-        prefix = _find_shortest_personal_prefix(namespace[label_offset:], patterns, user)
+        prefix = _find_shortest_personal_prefix(namespace[label_offset:], person_templates, user)
         if prefix is not None:
-            (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
+            (note_prefixes if label_offset else own_prefixes).append(
+                (*namespace[:label_offset], *prefix)
+            )
         elif namespace[:2] not in owned and user in _list_possible_person_names(
             namespace[label_offset:]
         ):
@@ -132,10 +134,12 @@ async def find_person_namespaces(
     # Erase perdure's notes about memories before the memories themselves, so that an interrupted
     # erasure cannot leave notes about memories that no longer exist.
     return PersonNamespaces(
-        tuple(dict.fromkeys((*owned, *notes, *items))),
+        tuple(dict.fromkeys((*owned, *note_prefixes, *own_prefixes))),
         tuple(dict.fromkeys(others)),
         await _find_items_written_by_user(adapter, user, owned),
-        frozenset(other for other in others if _belongs_to_conversation_or_person(other, patterns)),
+        frozenset(
+            other for other in others if _belongs_to_conversation_or_person(other, person_templates)
+        ),
     )
 
 
@@ -247,7 +251,7 @@ async def _delete_items_under_prefix(
     """
     keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:
-        await adapter.write([build_removal(*place) for place in keys])
+        await adapter.write([build_removal(*namespace_and_key) for namespace_and_key in keys])
     return Receipt(len(keys), 0, 0, tuple(keys), (), (), datetime.now(UTC), clean=False)
 
 

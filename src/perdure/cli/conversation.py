@@ -347,12 +347,12 @@ def iter_json_values_with_positions(text: str) -> Iterator[tuple[int, Any]]:
         yielded. In an array, nothing is read after such a value. Otherwise, the next line is read.
     """
     decoder = json.JSONDecoder()
-    position = _skip_spaces(text, 0)
+    position = _skip_spaces_and_commas(text, 0)
     is_array = text.startswith("[", position)
     position += is_array
     number, counted_position = 0 if is_array else 1, 0
     value: Any = None
-    while (position := _skip_spaces(text, position)) < len(text):
+    while (position := _skip_spaces_and_commas(text, position)) < len(text):
         if is_array and text[position] == "]":
             return
         number += 1 if is_array else text.count("\n", counted_position, position)
@@ -371,7 +371,7 @@ def iter_json_values_with_positions(text: str) -> Iterator[tuple[int, Any]]:
         yield number + 1, MalformedPart("the file ends within its array")
 
 
-def _skip_spaces(text: str, position: int) -> int:
+def _skip_spaces_and_commas(text: str, position: int) -> int:
     """Return the position of the next character that is neither white space nor a comma."""
     match = _SPACES_AND_COMMAS.match(text, position)
     return match.end() if match else position

@@ -239,16 +239,20 @@ async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | 
     # Even an admin may not read other users' threads with the MCP tool `read_thread`.
     if not await call.threads.is_readable_by(thread_id, call.identity.person):
         raise UnknownThread(f"there is no thread {thread_id!r}")
-    unread_items = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)
-    first_index, messages, char_count = max(0, len(unread_items) - last), list[dict[str, Any]](), 0
-    while len(unread_items) > first_index and char_count < _MAX_ANSWER_CHARS:
-        item = unread_items.pop()
+    remaining_items = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)
+    first_index, messages, char_count = (
+        max(0, len(remaining_items) - last),
+        list[dict[str, Any]](),
+        0,
+    )
+    while len(remaining_items) > first_index and char_count < _MAX_ANSWER_CHARS:
+        item = remaining_items.pop()
         if isinstance(item.value, BaseMessage) and not item.branch:
             stored_at = f"{item.stored_at:%Y-%m-%d %H:%MZ}"
             messages.insert(0, {**_build_message_json(item.value), "at": stored_at})
             char_count += len(messages[0]["text"])
     extra_fields: dict[str, Any] = (
-        {"earlier": unread_items[-1].position + 1} if unread_items else {}
+        {"earlier": remaining_items[-1].position + 1} if remaining_items else {}
     )
     status = await call.saver.astatus(thread_id)
     if status.next:
