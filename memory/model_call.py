@@ -453,7 +453,7 @@ def extract_structured_answer(model_output: Any) -> Any:
         for call in getattr(raw, "invalid_tool_calls", ()):
             fault = f"the arguments {call['args']!r:.200} are not valid JSON"
             raise InvalidAnswer(fault, "the model's answer is not valid JSON")
-        raise InvalidAnswer("the answer does not call the required tool")
+        raise InvalidAnswer("the model's answer contains no call of the required tool")
     return model_output["parsed"]
 
 

@@ -172,7 +172,7 @@ def build_model_answer(parsed: BaseModel) -> ModelAnswer:
     """
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
-        raise InvalidAnswer(f"the answer contains none of the fields {', '.join(parts)}")
+        raise InvalidAnswer(f"the model's answer contains none of the fields {', '.join(parts)}")
     for name, entries in parts.items():
         if len(entries) > _MAX_ENTRIES:
             raise InvalidAnswer(
@@ -237,7 +237,9 @@ def _build_addition_or_revision(
         return _build_addition(batch.build_candidate(messages, texts["input"], EPISODE, **texts))
     text = make_storable(change.text or "")
     if not text and change.action != "delete":
-        raise InvalidPatch(f"the change has the action {change.action!r}, but no text")
+        raise InvalidPatch(
+            f"the change with the action {change.action!r} has no text; add the text"
+        )
     fields = {name: make_storable(getattr(change, name) or "") for name in ("about", "when")}
     details = {name: part for name, part in fields.items() if part}
     candidate = batch.build_candidate(messages, text, FACT, **details)

@@ -337,8 +337,8 @@ class Template:
             )
         if name != TEAM and (not name or "{" in name):
             raise ConfigurationError(
-                f"the template {self.labels!r} begins with {TEAMS!r}, so its second label must be "
-                f"{TEAM!r} or the name of a team"
+                f"the namespace template {self.labels!r} begins with {TEAMS!r}, but its second "
+                f"label is neither {TEAM!r} nor the name of a team"
             )
 
     def _get_placeholder_value(self, placeholder: str, run_values: dict[str, Any]) -> str:

@@ -380,9 +380,10 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     graphs, source = settings.get("graphs", ("", ""))
     if _is_untrusted_file(source):
         raise ConfigurationError(
-            f"the setting graphs ({graphs!r}) in the file {source!r} was refused, because the "
-            "author of the file would choose which code is run; if you trust the file, set "
-            f"PERDURE_CONFIG={source}; otherwise set PERDURE_GRAPHS to another langgraph.json"
+            f"the setting 'graphs' in the file {source!r} was refused, because its value "
+            f"{graphs!r} determines which code is run; if you trust the file, set "
+            f"PERDURE_CONFIG={source}; otherwise set PERDURE_GRAPHS to a langgraph.json that you "
+            "trust"
         )
 
 

@@ -166,7 +166,7 @@ def test_revoke_refuses_keys_file_that_it_cannot_edit(
         message = run_and_read_error(
             "keys", "revoke", "--keys", str(keys_file), "--user", user, "--yes", capsys=capsys
         )
-        assert "remove the keys from the file by hand" in message
+        assert "remove the API keys from the file by hand" in message
         assert keys_file.read_text() == text
 
 

@@ -267,7 +267,7 @@ def test_settings_file_of_current_folder_may_not_name_graphs(
     write_langgraph_json(app_folder)
     (app_folder / "perdure.toml").write_text('graphs = "langgraph.json"\n')
     monkeypatch.chdir(app_folder)
-    assert "because the author of the file would choose which code is run" in run_and_read_error(
+    assert "determines which code is run" in run_and_read_error(
         "store", "search", "notes", capsys=capsys
     )
     monkeypatch.setenv("PERDURE_CONFIG", str(app_folder / "perdure.toml"))

@@ -440,10 +440,13 @@ SECRET_FACT = {"action": "insert", "text": "hunter2xyzzy9", "messages": [1]}
             build_answer("length", facts=[SECRET_FACT]),
             "cut off at the model's limit for output tokens",
         ),
-        (build_raw_answer("{}", "hunter2"), "the answer contains none of the fields facts"),
+        (build_raw_answer("{}", "hunter2"), "the model's answer contains none of the fields facts"),
         (build_raw_answer('{"facts": "hunter2'), "the model's answer is not valid JSON"),
         (build_raw_answer("{}", "hunter2", "Hunter2"), "the answer calls an unknown tool"),
-        (Answer({"content": "hunter2xyzzy9"}), "the answer does not call the required tool"),
+        (
+            Answer({"content": "hunter2xyzzy9"}),
+            "the model's answer contains no call of the required tool",
+        ),
     ],
 )
 def test_error_about_an_answer_does_not_quote_the_model(

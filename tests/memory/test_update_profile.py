@@ -299,11 +299,11 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     ),
     "another form": (
         make_tool_call_answer("Memories", {"changes": []}),
-        "the answer contains none of the fields profile",
+        "the model's answer contains none of the fields profile",
     ),
     "an unknown op": (make_patch_answer({**GHENT, "op": "upsert"}), "does not fit the schema"),
-    "text": ("I would set the city to Ghent.", "does not call the required tool"),
-    "nothing": (EMPTY, "does not call the required tool"),
+    "text": ("I would set the city to Ghent.", "contains no call of the required tool"),
+    "nothing": (EMPTY, "contains no call of the required tool"),
     "cut off": (CUT_OFF, "cut off at the model's limit"),
     "a missing path": (
         make_patch_answer(make_operation("replace", "/home/town", "Ghent")),

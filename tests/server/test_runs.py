@@ -661,7 +661,7 @@ def test_only_newest_ended_runs_are_kept(
     assert second["heard"] == ["1", "2"]
     with pytest.raises(httpx.HTTPStatusError, match="only the last 2 ended"):
         sdk.runs.join("t", made[0])
-    for each, why in ((made[1], "no longer kept"), (made[0], "only the last 2 ended")):
+    for each, why in ((made[1], "no longer available"), (made[0], "only the last 2 ended")):
         with pytest.raises(APIStatusError, match=why):
             list(sdk.runs.join_stream("t", each))
 
@@ -682,7 +682,7 @@ REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"langgraph_auth_user": {}}}}, 422, "'langgraph_auth_user'"),
     ({"checkpoint": {"thread_id": "other"}}, 422, "'thread_id' is 'other'"),
     ({"config": {"recursion_limit": 100_000}}, 422, "recursion_limit"),
-    ({"webhook": "http://a.b"}, 422, "the webhook 'http://a.b' is not allowed"),
+    ({"webhook": "http://a.b"}, 422, "the webhook URL 'http://a.b' is not allowed"),
     ({"after_seconds": -5}, 422, "after_seconds"),
     ({"after_seconds": 1e12}, 422, "after_seconds"),
     ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "cannot be combined"),

@@ -213,7 +213,7 @@ def test_events_of_ended_run_are_read_after_restart(db: Settings, gate: Gate) ->
         assert read_events(client, run, last_event_id=before[3][0]) == before[4:]
         again = read_events(client, kept[0].data["run_id"])
         assert again == [(part.id, part.event, part.data) for part in kept]
-        with pytest.raises(APIStatusError, match="no longer kept"):
+        with pytest.raises(APIStatusError, match="no longer available"):
             read_events(client, plain[0].data["run_id"])
 
 
@@ -259,7 +259,7 @@ def test_events_are_removed_some_time_after_end_of_run(
         monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
         monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0)
         wait_until(lambda: count_event_batches(db) == 0)
-    with serve_graphs(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):
+    with serve_graphs(db, gate) as client, pytest.raises(APIStatusError, match="no longer available"):
         read_events(client, run)
 
 

@@ -142,7 +142,7 @@ def answer(
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="The number of the question, if several are open."),
+        typer.Option(min=1, metavar="N", help="The number of the interrupt to answer, from 1."),
     ] = None,
     graphs: Annotated[
         str | None,
@@ -156,7 +156,7 @@ def answer(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Resume on this server (API key: PERDURE_API_KEY)."),
+        typer.Option(metavar="URL", help="The server that resumes the run; uses PERDURE_API_KEY."),
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,

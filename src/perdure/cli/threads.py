@@ -67,7 +67,7 @@ def threads(
         str | None, typer.Option("--user", metavar="NAME", help="List only threads of this user.")
     ] = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="List only threads that are waiting for an answer.")
+        bool, typer.Option("--waiting", help="List only threads with an unanswered interrupt.")
     ] = False,
     status: Annotated[
         Status | None,

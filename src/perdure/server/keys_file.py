@@ -138,8 +138,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
             new_text, [key for key in keys if not is_revoked(key)]
         ):
             raise ConfigurationError(
-                f"the keys file {str(path)!r} cannot be edited automatically, because it has keys "
-                "outside [[keys]] tables; remove the keys from the file by hand"
+                f"the keys file {str(path)!r} cannot be edited automatically, because it has "
+                "settings outside of its [[keys]] tables; remove the API keys from the file by hand"
             )
         try:
             if _replace_file_if_unchanged(path, old_content, new_text.encode("utf-8")):

@@ -84,7 +84,7 @@ class EventDropped(LookupError):
     """Raised if an event was dropped to free memory before a reader received it."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"the events up to {number} are no longer kept")
+        super().__init__(f"the events up to {number} are no longer available")
 
 
 class StreamCut(Exception):
