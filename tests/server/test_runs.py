@@ -689,8 +689,8 @@ REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"command": {"update": "x"}}, 422, "command.update"),
     ({"command": [1]}, 422, "command is [1]"),
     ({"stream_mode": "nope"}, 422, "stream_mode"),
-    ({"feedback_keys": ["like"]}, 422, "feedback_keys is ['like']"),
-    ({"langsmith_tracer": {"project_name": "p"}}, 422, "langsmith_tracer is"),
+    ({"feedback_keys": ["like"]}, 422, "'feedback_keys' is ['like']"),
+    ({"langsmith_tracer": {"project_name": "p"}}, 422, "'langsmith_tracer' is"),
     ({"assistant_id": "none"}, 422, "the served graphs are talk, chat"),
     ({"assistant_id": 5}, 422, "assistant_id"),
 ]

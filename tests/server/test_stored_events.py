@@ -259,7 +259,8 @@ def test_events_are_removed_some_time_after_end_of_run(
         monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
         monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0)
         wait_until(lambda: count_event_batches(db) == 0)
-    with serve_graphs(db, gate) as client, pytest.raises(APIStatusError, match="no longer available"):
+    expected = "no longer available"
+    with serve_graphs(db, gate) as client, pytest.raises(APIStatusError, match=expected):
         read_events(client, run)
 
 
