@@ -299,6 +299,9 @@ def test_file_that_is_changed_or_replaced_while_open_is_refused(
 
 # -- an import that is stopped
 
+# Number of copied threads: so many that an import is still under way when it is stopped.
+COPY_COUNT = 600
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -307,7 +310,7 @@ def test_stopped_import_leaves_only_whole_threads(
 ) -> None:
     """No thread is imported in part, and the import of items has not begun."""
     with SQLiteCheckpointer.open(other_file) as source:
-        for at in range(150):
+        for at in range(COPY_COUNT):
             source.copy_thread("one", f"t{at}")
     Path("tmp").mkdir()
     env = {**os.environ, "TMPDIR": "tmp", "PYTHONPATH": str(ROOT / "build/view")}
@@ -330,10 +333,10 @@ def test_stopped_import_leaves_only_whole_threads(
     assert (process.returncode, "run the command again to continue" in stderr) == (130, True), (
         stderr
     )
-    assert 0 < imported_count < 152
+    assert 0 < imported_count < COPY_COUNT + 2
     assert (are_equal, items) == ([True] * imported_count, [])
     assert list_file_names(Path("tmp")) == set()
-    assert run_json("import", "other.db")["conversations"] == 152
+    assert run_json("import", "other.db")["conversations"] == COPY_COUNT + 2
 
 
 def count_threads(db: str) -> int:
