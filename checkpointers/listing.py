@@ -322,7 +322,7 @@ class Listing:
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise build_damaged_index_error(
-                    f"the index entries of the namespace with the key {namespace} are damaged"
+                    f"the index entries of the namespace number {namespace} are damaged"
                 )
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)

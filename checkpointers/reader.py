@@ -223,7 +223,7 @@ class CheckpointReader:
         )
         if indexed_count != table_row_count:
             raise build_damaged_index_error(
-                f"the index entries of the namespace with the key {start_key >> 32} are damaged"
+                f"the index entries of the namespace number {start_key >> 32} are damaged"
             )
 
     def read_tuple(

@@ -372,5 +372,7 @@ def _split_label_into_prefix_placeholder_and_suffix(label: Any) -> tuple[str, st
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:
         expected = "text that is not empty, with at most one placeholder, such as '{user_id}'"
-        raise ConfigurationError(f"a label of the template is {label!r}; expected {expected}")
+        raise ConfigurationError(
+            f"the namespace template has the label {label!r}; expected {expected}"
+        )
     return match[1], match[2] or "", match[3] or ""

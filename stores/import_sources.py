@@ -54,7 +54,9 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
     for number, text in enumerate(lines, 1):
         line_name = f"line {number}"
         if not isinstance(text, str):
-            raise ImportFailed(f"{line_name}: the line is a {type(text).__name__}; expected text")
+            raise ImportFailed(
+                f"{line_name}: the line is of type {type(text).__name__}; expected a string"
+            )
         if not text.strip():
             continue
         try:

@@ -581,8 +581,8 @@ class ItemWriter:
         # that scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
-                "this write would exceed the limit of a larger scope of the store, which contains "
-                "the namespaces that this store may use; delete items of the larger scope first"
+                "the namespaces of this store belong to a larger scope, and this write would "
+                "exceed the limit of that scope; delete items of that scope first"
             )
         limits = ((limit.items, "items"), (limit.bytes, "bytes"))
         allowed = " and ".join(f"{number} {unit}" for number, unit in limits if number is not None)

@@ -216,7 +216,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     (
         "review",
         ("--answer", '{"decisions": []}'),
-        "contains 0 decisions, but the question is about 1",
+        "contains 0 decisions, but the interrupt asks about 1",
     ),
     ("review", ("--answer", '{"type": "drop"}'), "is 'drop'; expected one of approve, edit"),
     (

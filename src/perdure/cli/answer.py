@@ -142,7 +142,9 @@ def answer(
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="The number of the interrupt to answer, from 1."),
+        typer.Option(
+            min=1, metavar="N", help="Which pending interrupt to answer, counting from 1."
+        ),
     ] = None,
     graphs: Annotated[
         str | None,
@@ -292,9 +294,9 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
             )
         if len(inputs) != len(calls):
             raise ConfigurationError(
-                f"--answer contains {format_count(len(inputs), 'decision')}, but the question is "
-                f"about {format_count(len(calls), 'tool call')}; pass one decision for each tool "
-                "call"
+                f"--answer contains {format_count(len(inputs), 'decision')}, but the interrupt "
+                f"asks about {format_count(len(calls), 'tool call')}; pass one decision for each "
+                "tool call"
             )
         decisions = [
             build_review_decision(

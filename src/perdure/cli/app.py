@@ -206,7 +206,7 @@ OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="The kind of thread owners: people or organisations.",
+        help="Whether thread owners are people or organisations.",
     ),
 ]
 DryRunOption = Annotated[

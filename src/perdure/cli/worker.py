@@ -43,7 +43,7 @@ def worker(
     delay: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="SECONDS", help="Wait until a thread has been idle for this long."
+            min=0, metavar="SECONDS", help="Process only threads that have been idle for this long."
         ),
     ] = None,
     cron: Annotated[

@@ -172,8 +172,8 @@ async def _supersede_memory(
         problem = _UNCHANGEABLE_KINDS.get(existing.kind)
     if existing is None or problem:
         raise InvalidValue(
-            f"nothing was stored, because the key {key!r:.80} is {problem}; pass the id of a fact "
-            "that recall returned, or omit the key to store a new memory"
+            f"nothing was stored, because the key {key!r:.80} is {problem}; to change a memory, "
+            "pass the id that recall returned for it; to store a new memory, omit the key"
         )
     return await memories.asupersede(
         key,

@@ -293,7 +293,7 @@ async def show_model_view(request: Request, target: PermittedThread, view: str) 
     views = await aviews(target.saver, target.id, checkpoint_ns=None, limit=1, before=end_id)
     if not views or views[0].id != view:
         raise UnknownCheckpoint(
-            f"the thread {target.id!r} has no recorded model input {view!r}; open the thread again"
+            f"no model input {view!r} is recorded for the thread {target.id!r}; reload its page"
         )
     message_rows = [build_message_row(message) for message in views[0].messages]
     return render_page(
