@@ -42,9 +42,7 @@ def worker(
     facts: Annotated[bool | None, typer.Option(help="Extract facts with a model.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Process only threads that have been idle for this long."
-        ),
+        typer.Option(min=0, metavar="SECONDS", help="Process only threads idle for this long."),
     ] = None,
     cron: Annotated[
         str | None,
