@@ -1,11 +1,11 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
-Events in memory may contain erased messages. Therefore, an event stream checks before it sends
-events, but at most twice a second, whether messages have been erased from its thread. This is the
-case if the thread's erasure count has changed. The erasure count is the number of the newest
-removal from the thread, which each erasure increases. The counts of all threads with an event
-stream are read in a single query, because one query per stream would use more CPU time than sending
-the events.
+Events in memory can contain messages that have since been erased. Therefore, an event stream checks
+whether messages have been erased from its thread before it sends events. It makes this check at
+most twice a second. Messages have been erased if the thread's erasure count has changed. The
+erasure count is the sequence number of the newest removal from the thread, so each erasure
+increases it. A single query reads the erasure counts of all threads that have an event stream,
+because one query per stream would use more CPU time than sending the events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RemovalTable(Protocol):
     """A database table that counts the message erasures in each thread."""
 
     async def count_removals_by_thread_key(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return the erasure count of each thread, keyed by the thread's integer key.
+        """Return a dict that maps each thread's integer key to the thread's erasure count.
 
         Threads that do not exist are omitted from the returned dict.
         """

@@ -5,12 +5,13 @@ the events of a run or thread for current and future readers. A batch keeps even
 from the database for one reader. A websocket sender keeps only the message that it is currently
 sending.
 
-When a user's events exceed the limit for a user, events of this user are dropped. When the events
-of all users exceed the limit of the process, events of the user with the most bytes are dropped. In
-both cases, the event holder whose oldest event is the safest to drop (see `DropSafety`) drops its
-oldest events first. Among equally safe holders, the one with the highest score is chosen. The score
-is the total size of the holder's events multiplied by the age of its oldest event. A reader that
-needs a dropped event receives the error `StreamLost`, unless the event is stored in the database.
+When the events of one user exceed the per-user limit, events of that user are dropped. When the
+events of all users together exceed the process-wide limit, events of the user whose events use the
+most memory are dropped. In both cases, the first to drop its oldest events is the event holder
+whose oldest event is the safest to drop; see `DropSafety`. If the oldest events of several event
+holders are equally safe to drop, the event holder with the highest score is chosen. The score is
+the total size of the holder's events multiplied by the age of its oldest event. A reader that needs
+a dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
 All methods in this module must be called from one event loop, except
 `EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any OS
@@ -175,7 +176,7 @@ class EventMemory:
         max_bytes: int,
         new_event_bytes: int,
     ) -> None:
-        """Drop events until the size with the new event is at most `_LOW_SHARE` of a limit.
+        """Drop events until the rest and the new event fit within `_LOW_SHARE` of a limit.
 
         Args:
             choose_account: Returns the account whose events are dropped next, or None if no account

@@ -58,8 +58,8 @@ MAX_SUBSCRIPTIONS: Final = 32
 """The maximum number of subscriptions of a websocket."""
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
-# langgraph emits events of the kinds `updates`, `custom` and `checkpoints` only if the graph has
-# these stream transformers. `ThreadEvents` adds those that the graph does not have.
+# LangGraph emits `updates`, `custom` and `checkpoints` events only if the graph has the
+# corresponding stream transformers. `ThreadEvents` adds those that the graph lacks.
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 # The websocket close code that means "try again later".
 _TRY_AGAIN_LATER: Final = 1013
@@ -226,8 +226,8 @@ async def _iter_subscribed_events(
     Once a client that subscribed without `since` has received the last event of a finished run,
     clients that subscribe later without `since` no longer receive that run's events.
     """
-    # Reduce a number greater than all numbers of the newest run, so that the client receives the
-    # events of the next run.
+    # If `since` exceeds the highest event number that the newest run can use, reduce it to this
+    # number. Otherwise, the client could miss events of the next run.
     since = (
         subscription.since
         if subscription.since is None
@@ -405,7 +405,8 @@ class ThreadEvents:
         """Run the graph; see `Player.run_graph`.
 
         If the thread is waiting for an answer to an interrupt, the run's input is used as the
-        answer. Clients that connect to the feed without `since` start with the events of this run.
+        answer. Clients that subscribe to the feed without `since` receive events from the start of
+        this run.
         """
         run = self._run
         self._feed.start_at_end()
@@ -431,7 +432,7 @@ class ThreadEvents:
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
         """Convert a graph event to the client format, and append it to the feed.
 
-        Also update the run's output, and remember the event's interrupts.
+        Also update the run's output, and remember the interrupts that the event reports.
         """
         namespace, data = list(params["namespace"]), params["data"]
         match method:
@@ -491,7 +492,7 @@ class ThreadEvents:
         """Append a `failed` event to the feed if the run was cancelled before it started.
 
         No event is appended while another run of the thread is in progress. In every case, the run
-        stops being a writer of the feed.
+        is unregistered as a writer of the feed.
         """
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)

@@ -193,10 +193,11 @@ def _bind_graph_to_saver_and_store(
 
 
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
-    """Call a graph factory with the arguments that its signature asks for.
+    """Call a graph factory with the arguments that its signature requires.
 
-    A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`. A
-    parameter for the config that has a default value keeps this value.
+    A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`. If
+    the parameter for the config has a default value, the config is not passed, and the default is
+    used.
     """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

@@ -104,7 +104,7 @@ class Guard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on or refuse it, and write its log records."""
+        """Forward a request to the application or reject it, and write its log records."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -225,8 +225,8 @@ async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int)
 def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp | None:
     """Return the response that rejects a request, or None if the request is accepted.
 
-    Also count the request against the rate limit of its network address, and add the credentials of
-    a browser session to the request.
+    Also count the request towards the rate limit of the client's network address. If the request
+    belongs to a browser session and has no credentials, add the session's credentials to it.
     """
     state = scope["app"].state
     try:
@@ -322,9 +322,10 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     """Refuse cross-site request forgery.
 
     A request is refused if the browser sent it on behalf of a page from another site. If a request
-    has neither a Sec-Fetch-Site nor an Origin header, the session cookie decides. Without a session
-    cookie, the request is assumed not to come from a browser, and is accepted. With a session
-    cookie, it comes from a browser, and is refused.
+    has neither a Sec-Fetch-Site nor an Origin header, the decision depends on whether it has a
+    session cookie. Without a session cookie, such a request is assumed not to come from a browser,
+    and is accepted. With a session cookie, such a request is assumed to come from a browser, and is
+    refused.
 
     These rules follow `http.CrossOriginProtection` in Go's standard library, and the section "Fetch
     Metadata headers" of the OWASP cheat sheet on cross-site request forgery.

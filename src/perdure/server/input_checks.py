@@ -23,8 +23,8 @@ _MESSAGE_KEYS: Final = {"role", "type", "content", "lc"}
 
 A message has at least one of these keys.
 """
-# JSON of a `perdure.memory.Keep` that keeps all messages. Only the reducers of `perdure.memory`
-# accept it.
+# The JSON form of a `perdure.memory.Keep` object that keeps all messages. Only the reducers in
+# `perdure.memory` accept this JSON form.
 _KEEP_JSON: Final = {"type": "keep", "from": 0, "to": None}
 _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 

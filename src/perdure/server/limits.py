@@ -36,8 +36,8 @@ class TooManyRequests(Refused):
 class Limits:
     """The limits of a server.
 
-    The request rate is limited separately for each network address and for each user. The number of
-    requests in progress is limited only for each user.
+    The request rate is limited both per network address and per user. The number of concurrent
+    requests is limited only per user.
 
     Attributes:
         body_bytes: Maximum bytes of a request's body.
@@ -75,8 +75,8 @@ class RequestLimiter:
         self._burst_s = (limits.burst - 1) / limits.requests_per_s
         self._max_concurrent = limits.max_concurrent_requests
         self._open_requests = Counter[Hashable]()
-        # The time, by `time.monotonic`, at which each client's next request would be due if the
-        # client sent all requests at the maximum average rate
+        # Maps each client to the time, by `time.monotonic`, at which its next request would be due
+        # if it sent requests at exactly the maximum average rate
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:

@@ -3,11 +3,12 @@
 The audit log records which user changed or erased which data, and whether the user was permitted to
 do so. The audit log has a record for each request or tool call whose action modifies data. There
 are two exceptions: requests that start runs, and requests that `guard.py` rejects before the user
-is identified, because of their host, origin or content type, or because of the request rate of
-their network address. Audit records are written by `guard.py` and `mcp.py`, not by endpoints. The
-object ids in an audit record are those that the endpoint passed to `Call.authorize_arguments`.
-After erasing texts, an endpoint adds hashes of the erased texts to the audit record by calling
-`Call.record_for_audit`. Audit records do not contain the content of messages or memories.
+is identified. `guard.py` rejects such requests because of their host, origin or content type, or
+because their network address has exceeded its request rate limit. Audit records are written by
+`guard.py` and `mcp.py`, not by endpoints. The object ids in an audit record are those that the
+endpoint passed to `Call.authorize_arguments`. After erasing texts, an endpoint adds hashes of the
+erased texts to the audit record by calling `Call.record_for_audit`. Audit records do not contain
+the content of messages or memories.
 """
 
 from __future__ import annotations

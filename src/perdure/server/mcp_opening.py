@@ -123,7 +123,8 @@ class StartupResponder:
         meta = params.get("_meta", {})
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
-        # `replayed_lines` contains the `initialize` request, if it has been answered.
+        # `replayed_lines` is non-empty once the `initialize` request has been answered, because it
+        # then contains this request.
         if _META_PREFIX + "protocolVersion" in meta:
             return (
                 None

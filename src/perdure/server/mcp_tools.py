@@ -86,8 +86,8 @@ async def _add_team_memories_to_selection(
 ) -> dict[str, Any]:
     """Extend a search of the user's own memories to those of the user's teams.
 
-    A team is skipped if the access rules do not allow the user to read its memories, or if they
-    change the namespace of the search.
+    A team is skipped if the access rules do not allow the user to read the team's memories, or if
+    the access rules replace the namespace of the search.
 
     Args:
         call: The request.
@@ -230,9 +230,9 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 
 @set_required_action("threads:read")
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
-    """Read the newest messages of an earlier conversation, or the newest ones before a position.
+    """Read an earlier conversation's newest messages, or its newest before a given position.
 
-    The result also names the nodes of the conversation's graph that run next. If the conversation
+    The result also lists the nodes that the conversation's graph will run next. If the conversation
     is waiting for answers to interrupts, the result contains the questions.
     """
     await call.permit_thread(thread_id)

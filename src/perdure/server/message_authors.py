@@ -1,9 +1,9 @@
-"""Mark the messages of a run from which no memories may be extracted.
+"""Mark a run's messages that must be excluded from memory extraction.
 
-These are the human messages that the person to whom the thread belongs did not write. No memories
-are extracted from the turn of a marked human message. If the run continues a turn that must use
-nobody's memories, the other messages that the run adds, such as answers of the model, are marked,
-too.
+A human message is marked if the person to whom the thread belongs did not write it. No memories are
+extracted from a turn whose human message is marked. If the thread belongs to a person whose
+memories the run does not use, the other messages that the run adds, such as model responses, are
+marked as well.
 
 Any user who may change a thread can write texts into its state. A node can later make a human
 message from such a text. The message would then look like a message of the person. A run therefore
@@ -13,7 +13,7 @@ marks the human messages that its nodes add in these cases:
 - The sender of the run is neither the person nor a user who may act for the person.
 - Such a sender has written to the thread's state earlier; see `STATE_FROM_OTHERS`.
 
-A human message is not marked if the person has sent its text with the current run.
+A human message is not marked if the person sent its text in the current run's input or command.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _INTERNAL_NS_PREFIX: Final = "perdure:"
 class OtherAuthorMarker:
     """Marks the human messages that a run adds, unless the person wrote them.
 
-    With `excludes_answers`, the other messages that the run adds are marked, too. Messages that the
-    run has loaded from the thread remain marked or unmarked, unless the run changes their content.
+    If `excludes_answers` is True, the other messages that the run adds, such as model responses,
+    are marked as well. Loaded messages are not marked again: a message that the run loaded from the
+    thread stays marked or unmarked, unless the run changes its content.
 
     Args:
         thread_id: The thread of the run.
@@ -85,10 +86,11 @@ class OtherAuthorMarker:
         self._has_loaded_start = False
         self._is_state_from_others = self._is_turn_without_memory = False
         self._person_texts = {text.strip() for text in _iter_nested_strings(list(person_input))}
-        # For each loaded human message, its content and whether it is marked, by message id.
+        # Maps the id of each loaded human message to its content and whether the message is marked.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
-        # The id, or None, and the text of each loaded message that is not a human message.
+        # An `(id, text)` pair for each loaded message that is not a human message. The id may be
+        # None.
         self._loaded_answers: set[tuple[str | None, str]] = set()
         # For each message object, the object and its marked copy, by `id()`. Reusing the copies
         # lets the checkpointer recognise messages that it has stored already.
@@ -112,7 +114,8 @@ class OtherAuthorMarker:
         self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
             channel == _STATE_FROM_OTHERS_CHANNEL for _, channel, _ in pending_writes
         )
-        # A run also loads checkpoints from which it does not continue, such as the head.
+        # A run can also load checkpoints other than the one from which it continues, such as the
+        # thread's head.
         is_start = (
             not self._has_loaded_start
             and not address.checkpoint_ns
@@ -210,7 +213,7 @@ class OtherAuthorMarker:
     def _mark_messages_in_channel_value(self, value: Any) -> Any:
         """Mark the messages in the value of a channel.
 
-        If nothing has to be marked, the value itself is returned.
+        A message or list in which nothing has to be marked is returned as it is, not as a copy.
         """
         if isinstance(value, BaseMessage):
             return self._mark_message(value)
@@ -230,9 +233,10 @@ class OtherAuthorMarker:
     def _mark_messages_in_write(self, channel: str, value: Any) -> Any:
         """Mark the messages in a task's write to a channel.
 
-        A write may also contain messages in a form that the channel's reducer converts, such as
-        dicts. They are marked, too, because a `DeltaChannel` calls its reducer with the stored
-        writes again whenever its value is loaded.
+        A write can also contain messages that are not message objects yet, such as dicts, which the
+        channel's reducer converts. These unconverted messages are marked as well, because a
+        `DeltaChannel` stores the writes and passes them to its reducer again whenever the channel's
+        value is loaded.
         """
         value = self._mark_messages_in_channel_value(value)
         if isinstance(value, list) and not _is_role_and_text(channel, value):
@@ -282,7 +286,7 @@ class OtherAuthorMarker:
         return copy
 
     def _is_loaded_answer(self, message: BaseMessage) -> bool:
-        """Return whether a message, which is not a human message, was loaded from the thread."""
+        """Return whether a non-human message, such as a response, was loaded from the thread."""
         if SHORTENED in message.additional_kwargs:
             return any(message.id == loaded_id for loaded_id, _ in self._loaded_answers)
         return (message.id, str(message.content)) in self._loaded_answers
@@ -290,8 +294,9 @@ class OtherAuthorMarker:
     def _is_message_by_other_author(self, message: HumanMessage) -> bool:
         """Return whether the person did not write a message.
 
-        For a loaded message with the same content, this is known from its mark. A loaded message
-        that a node has shortened counts as having the same content.
+        If the message was loaded from the thread and its content is unchanged, the result depends
+        only on whether the loaded message was marked. The content also counts as unchanged if a
+        node has only shortened the message.
         """
         if message.id is None:
             was_loaded = (message.content, False) in self._loaded_without_id
@@ -315,12 +320,12 @@ async def mark_checkpoint_as_changed_by_other_users(
     *,
     is_turn_without_memory: bool,
 ) -> None:
-    """Record at a checkpoint that users other than the person have changed the thread's state.
+    """Record at a checkpoint that another user has changed the state of a person's thread.
 
-    The checkpoints that a run or a state update of such a user stores have this record in their
-    metadata anyway. Call this function if the user's change may store no checkpoint, for example
-    because a run only adds pending writes. Call it also if a later run may continue from a
-    checkpoint that the user's change has not stored.
+    If a run or a state update by such a user stores checkpoints, their metadata already contains
+    this record. Call this function if the user's change might not store a checkpoint, for example
+    because a run only adds pending writes. Also call this function if a later run could continue
+    from a checkpoint other than those that the user's change stored.
 
     Args:
         saver: The checkpointer.
@@ -378,7 +383,7 @@ async def _load_checkpoint(
 
 
 def _is_turn_without_memory(checkpoint: CheckpointTuple) -> bool:
-    """Return whether a run that continues from a checkpoint must use nobody's memories."""
+    """Return whether runs that continue from a checkpoint must not use any memories."""
     metadata: Mapping[str, Any] = checkpoint.metadata
     return bool(metadata.get(TURN_WITHOUT_MEMORY)) or any(
         channel == _TURN_WITHOUT_MEMORY_CHANNEL for _, channel, _ in checkpoint.pending_writes or ()
@@ -391,7 +396,7 @@ def _is_marked(message: BaseMessage) -> bool:
 
 
 def _is_role_and_text(channel: str, value: Any) -> bool:
-    """Return whether a value for the channel `messages` is a pair of a role and a text."""
+    """Return whether a value for the channel `messages` is a `(role, text)` pair."""
     is_pair = isinstance(value, list | tuple) and len(value) == 2
     return channel == "messages" and is_pair and value[0] in (*_HUMAN_ROLES, *_OTHER_ROLES)
 

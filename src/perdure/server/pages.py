@@ -237,8 +237,8 @@ The number is limited because databases store integers as signed 64-bit numbers.
 FormText = Annotated[str, Form()]
 PageValues = dict[str, Any]
 PageEndpoint = Callable[..., Awaitable[Response]]
-# For each unit of time, how many of it make one of the next larger unit, and its symbol. The last
-# unit is followed by years.
+# Time units as `(count, symbol)` pairs, from the smallest to the largest. `count` is the number of
+# these units that make up the next larger unit. The next larger unit after days is years.
 _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -279,7 +279,7 @@ Common visible characters are excluded, so that their Unicode categories need no
 
 
 def remove_hidden_characters(text: str) -> str:
-    """Return a text for editing, without the characters of `_HIDDEN_CATEGORIES`.
+    """Remove the characters in `_HIDDEN_CATEGORIES` from a text that a user is about to edit.
 
     Line breaks, tabs, zero-width joiners and zero-width non-joiners are kept, because people type
     them.

@@ -109,7 +109,8 @@ def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict
         For each checkpoint, the lane of its dot, the lanes that pass its row, the lanes that merge
             at its dot, and whether its lane continues below.
     """
-    # For each lane, the id of the checkpoint to which it leads down, or None if the lane is free
+    # For each lane, the id of the parent checkpoint at which the lane ends, or None if the lane is
+    # free
     lane_parents: list[str | None] = []
     drawings = []
     for info in infos:
@@ -191,7 +192,7 @@ async def show_checkpoint(
             for item in values.items()
             if not item[0].startswith(_TRIGGER_PREFIX)
         ],
-        # `DeltaChannel`s that have been written, but whose values cannot be computed
+        # Names of the `DeltaChannel`s that have been written, but whose values cannot be computed
         unknown=[c for c in counted_channels if c in versions and c not in values],
         writes=writes,
     )

@@ -156,7 +156,8 @@ async def show_namespaces(
             call, ns, limit=_NAMESPACES_PER_PAGE, offset=start
         )
     )["namespace"]
-    # If an authorization handler has prepended a label, show only the resulting namespace.
+    # If an authorization handler has prepended a label to the requested namespace, list only the
+    # resulting namespace, without its child namespaces.
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     options: dict[str, Any] = {
         "max_depth": depth,
@@ -175,15 +176,16 @@ async def show_namespaces(
     page_namespaces = [
         namespace for namespace in visible_namespaces[:_NAMESPACES_PER_PAGE] if namespace != ns
     ]
-    # Show the namespaces of the user's teams at the top level. The list may lack them, because the
-    # access rules may limit it to the user's own namespaces.
+    # Add the namespaces of the user's teams to the list of top-level namespaces. The list lacks
+    # team namespaces if the access rules restrict it to the user's own namespaces.
     if not (ns or start or call.identity.is_admin):
         page_namespaces = [
             namespace for namespace in page_namespaces if not is_team_namespace(namespace)
         ] + await _list_readable_team_namespaces(call)
     sizes = await call.store.anamespace_sizes(page_namespaces)
-    # The first two namespaces under each listed namespace show whether the listed namespace itself
-    # has items, and whether it has child namespaces.
+    # For each listed namespace, load the first two namespaces that have it as a prefix. These two
+    # are enough to tell whether the listed namespace itself has items, and whether it has child
+    # namespaces.
     operations: list[Any] = [
         ListNamespacesOp((MatchCondition("prefix", namespace),), None, 2)
         for namespace in page_namespaces
@@ -505,8 +507,8 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
 
 
 PartKind = Literal["same", "removed", "added"]
-# Matches the parts into which a text is split for a comparison: words, runs of whitespace, and
-# other characters one by one. The limits below count each of these parts as a word.
+# Matches one token of a text that is compared word by word: a word, a run of whitespace, or any
+# other single character. The limits below count each token as a word.
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
 # Maximum length, in words, of a text that is compared word by word. Longer texts are shown without
 # a diff.

@@ -289,7 +289,7 @@ async def forget_all_memories(
 async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[str, ...]]:
     """Check that the caller may use the namespaces of a user's data, and return them.
 
-    The first namespace is the one for memories.
+    The first namespace in the returned list contains the user's memories.
     """
     related_namespaces = [
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]

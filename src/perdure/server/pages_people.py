@@ -50,8 +50,8 @@ async def erase_confirmed_person(
 ) -> Response:
     """Erase all of a person's data after checking that the person's name was typed to confirm.
 
-    If the form field `hand_over` is set, items that the person wrote into the memories of teams are
-    kept without the person's name.
+    If the form field `hand_over` is set, items that the person added to team memories are kept, but
+    the person's name is removed from them.
     """
     person_name = user or call.identity.person
     permitted = await authorize_export_or_erasure_of_person(call, person_name, "store:delete")

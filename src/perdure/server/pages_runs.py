@@ -182,7 +182,7 @@ async def load_conversation(
 ) -> PageValues:
     """Load the data for the conversation section of a thread's page.
 
-    In this section, a user chats with a graph. The section shows the graph's unanswered questions,
+    This section lets a user chat with a graph. The section shows the graph's unanswered questions,
     the graphs to which the user can send the next message, and recent runs. If the server serves
     the graph that last ran in the thread, the user can send messages only to this graph.
 

@@ -389,8 +389,9 @@ async def load_page_of_turns(
     )
     turn_steps = _group_checkpoints_by_turn(turns, steps, has_earlier)
     if is_cut:
-        # Loading stopped at the limit `_MAX_STEPS`, so the first turn that has checkpoints may be
-        # incomplete. Start the page with the next turn that has checkpoints, if there is one.
+        # Loading stopped after about `_MAX_STEPS` checkpoints, so the earliest turn that has
+        # checkpoints may be incomplete. Start the page with the next turn that has checkpoints, if
+        # there is one.
         turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
             :2
         ] or [0]

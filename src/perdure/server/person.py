@@ -3,9 +3,10 @@
 The user who sends a request is not necessarily the person to whom the thread belongs. The `user_id`
 in the metadata of the thread's head identifies the person to whom the thread belongs. If the head's
 metadata has no `user_id` and the server uses API keys, the thread's `owner` identifies the person.
-If the server uses an Auth file, the `owner` may be an organisation. Without authentication, it may
-be any text. In both cases, the `owner` does not identify a person. A table in docs/server.md lists
-the rules that determine the person to whom a thread belongs.
+If the server uses an Auth file, the `owner` of a thread can be an organisation. If the server has
+no authentication, the `owner` can be any text. Servers of these two kinds therefore do not use the
+`owner` to identify the person. A table in docs/server.md lists the rules that determine the person
+to whom a thread belongs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Sender(NamedTuple):
         return cls(**{"caller": details["user"], **fields})
 
     def build_run_row_fields(self) -> dict[str, Any]:
-        """Return the sender's fields in the form in which `RunRow.details` stores them.
+        """Return the sender's fields in the format of `RunRow.details`, for storage.
 
         Empty fields are omitted, and the `caller` field is stored under the key `user`.
         """
@@ -109,7 +110,8 @@ class Person(NamedTuple):
         The metadata identifies the person to whom the thread belongs. If a different user started
         the run, the metadata also contains that user's id and action, such as `sent`. If
         `is_sender_trusted` is False, the metadata also contains `STATE_FROM_OTHERS`. If the thread
-        belongs to a person whose memories the run does not use, it contains `TURN_WITHOUT_MEMORY`.
+        belongs to a person whose memories the run does not use, the metadata also contains
+        `TURN_WITHOUT_MEMORY`.
         """
         caller_fields = (
             {}
@@ -177,7 +179,7 @@ class Person(NamedTuple):
         start_checkpoint_id: str | None,
         is_state_update: bool = False,
     ) -> OtherAuthorMarker:
-        """Build the marker for the messages that a run or a state update stores.
+        """Build the object that marks the messages stored by a run or a state update.
 
         Args:
             sender: The sender of the run.
@@ -236,8 +238,8 @@ def choose_person_of_run(
     than the caller is not reassigned.
 
     A turn that began without the person's memories continues without them, whoever continues it.
-    Otherwise, another user could send a message, which recalls nothing, and then continue the turn
-    with the person's memories.
+    Otherwise, another user could send a message, which is processed without the person's memories,
+    and then make the graph use these memories by continuing the turn.
 
     Args:
         thread: The thread of the run.

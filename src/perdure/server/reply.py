@@ -137,7 +137,7 @@ def http_status(error: PerdureError) -> int:
 
 
 def split_url(url: str) -> SplitResult:
-    """Return the parts of a URL that a client sent. If the URL is invalid, all parts are empty."""
+    """Split a URL sent by a client into its parts. If the URL is invalid, all parts are empty."""
     try:
         return urlsplit(url)
     except ValueError:

@@ -26,7 +26,7 @@ CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
 
 
 class RunOvertaken(PerdureError):
-    """The failure of a run that is not resumed, because another program has modified its thread."""
+    """The error of a run that was not resumed because another program had modified its thread."""
 
 
 @dataclass(eq=False)
@@ -147,7 +147,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no task of this process follows the run any more.
+        """Return True if this process no longer has a running task for the run.
 
         If the server is shutting down, the run itself may still be unfinished; see `status`.
         """

@@ -31,7 +31,8 @@ class StoredEvents:
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
-        # Maps each run whose new events are stored to the row by which this process owns the run.
+        # Maps each run whose new events this process stores to the row that names this process as
+        # the run's owner.
         self._recorded: dict[Run, LiveRun] = {}
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +137,7 @@ class StoredEvents:
             return run.build_unstored_event_batch(closing_events)
 
     async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
-        """Store the remaining events of a run that this process does not continue.
+        """Store the remaining events of a run that this process no longer executes.
 
         Nothing is stored if another process has already taken over the run.
         """

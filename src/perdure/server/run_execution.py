@@ -169,7 +169,7 @@ class RunExecution:
         self._webhook: Statement | None = None
 
     async def execute(self) -> None:
-        """Execute the run, and store its outcome unless this process loses the run.
+        """Execute the run, and store its outcome unless this process loses ownership of the run.
 
         See `Run.ownership_lost`.
         """
@@ -183,9 +183,10 @@ class RunExecution:
                             f"the server crashed {MAX_ATTEMPTS} times while it executed this run, "
                             "so the run is not started again"
                         )
-                    # With the multitask strategy `reject`, the server has accepted the run only
-                    # because no other run of the thread was under way. A request can still hold the
-                    # lock, but only briefly.
+                    # With the multitask strategy `reject`, the server accepts a run only if no
+                    # other run of the thread is in progress. A short timeout is therefore enough:
+                    # only another request can still hold the thread's lock, and it does so only
+                    # briefly.
                     has_short_timeout = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
@@ -262,8 +263,8 @@ class RunExecution:
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
             if not person.is_sender_trusted:
-                # A run that answers only some of several questions stores no checkpoint, so mark
-                # the checkpoint with the questions.
+                # A run that answers only some of several open interrupts stores no checkpoint of
+                # its own, so mark the checkpoint that contains the interrupts.
                 await mark_checkpoint_as_changed_by_other_users(
                     saver,
                     run.thread_id,
@@ -340,8 +341,9 @@ class RunExecution:
         )
         earlier_decision = run.row.details.get("uses_memory") if run.may_have_started else None
         if earlier_decision is not None:
-            # The server from which this server took over the run has decided it, when the thread
-            # was still in the state in which the request found it.
+            # An earlier execution of this run has already decided whether the run uses memories.
+            # Keep that decision, because it was based on the state that the thread had when the run
+            # was requested.
             person = person._replace(uses_memory=earlier_decision)
         learned: dict[str, Any] = {"person": person.user}
         if run.request.checkpoint_ids_by_namespace or not person.uses_memory:
@@ -355,7 +357,7 @@ class RunExecution:
         return sender, person
 
     async def _names_older_checkpoint(self) -> bool:
-        """Return whether the request names a checkpoint of the thread other than the head."""
+        """Return whether the request specifies a checkpoint other than the thread's head."""
         named_ids = self._run.request.checkpoint_ids_by_namespace
         if not named_ids:
             return False
@@ -366,7 +368,8 @@ class RunExecution:
     def _continues_turn(self, sender: Sender) -> bool:
         """Return whether the run continues the last turn of the thread.
 
-        In the protocol for thread streams, the answer to an interrupt is sent as the input.
+        Clients that use the thread stream protocol send the answer to an interrupt as a run's
+        input.
         """
         return self._run.request.continues_turn or sender.deed == "answered"
 
@@ -375,7 +378,7 @@ class RunExecution:
     async def _clean_up_and_store_run_end(self) -> _StoredEnd | None:
         """Clean up the thread and store the run's final status.
 
-        Return None if this process has lost the run; see `Run.ownership_lost`.
+        Return None if this process has lost ownership of the run; see `Run.ownership_lost`.
 
         If the final status cannot be stored, for example because the disk is full, the server
         retries until it succeeds. The graph is not executed again.
@@ -405,9 +408,9 @@ class RunExecution:
         return None
 
     async def _carry_out_cancellation_and_clean_up_thread(self) -> None:
-        """Roll back or interrupt the run if it was cancelled, and prepare the storing of its end.
+        """Roll back or interrupt a cancelled run, and clean up before the run's end is stored.
 
-        The webhook is prepared, and the thread of a temporary run is deleted.
+        The cleanup prepares the run's webhook, and deletes the thread of a temporary run.
         """
         run = self._run
         run.carried_out = run.cancelled
@@ -452,10 +455,11 @@ class RunExecution:
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
-        """Store the webhook of a temporary run, or prepare the SQL statement that stores a webhook.
+        """Store a temporary run's webhook, or prepare the SQL statement that stores a webhook.
 
-        The statement is executed together with those that store the run's final status. The thread
-        of a temporary run is deleted before that, so its webhook is stored immediately.
+        The prepared SQL statement is executed together with the statements that store the run's
+        final status. The webhook of a temporary run is stored immediately, because the run's thread
+        is deleted before the final status is stored.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -523,7 +527,8 @@ class RunExecution:
             runs_by_id.pop(run.run_id, None)
         if end.claimed_run_ids is None and not run.temporary:
             # If the run's row was deleted together with its thread, `update_run_from_row` has set
-            # the status to `interrupted`. Clients then receive the error of this execution.
+            # the status to `interrupted`. In this case, report the error of this execution to
+            # clients.
             if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return

@@ -493,8 +493,8 @@ class EventLog:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events after `event_number`, and new events as they arrive.
 
-        The iteration ends when the log is closed and all its events have been yielded. It also ends
-        if `check_access` raises an error because the reader has lost access.
+        The iteration ends when the log is closed and all its events have been yielded. The
+        iteration also ends if `check_access` raises an error because the reader has lost access.
 
         A yielded event counts as received once the reader asks for more events.
 

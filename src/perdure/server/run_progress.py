@@ -1,18 +1,18 @@
 """Determine how far a run got before its server process died, and undo the run's pending writes.
 
 The metadata of a checkpoint contains the id of the run that stored the checkpoint. However, the
-answer to an interrupt is stored earlier, as a pending write of the run's starting checkpoint, when
-the run has not yet stored a checkpoint of its own. A pending write does not contain the id of its
-run. Before a run with a `Command` executes the graph, it therefore counts the interrupt answers and
-the command updates among the pending writes of its starting checkpoint, and stores both counts with
-the checkpoint. When a server resumes the run, it counts the pending writes again. If one of the two
-counts has increased, the run has already stored an answer or an update. Answers are counted instead
-of compared, because two different answers may have the same content.
+answer to an interrupt is stored before the run stores its first checkpoint. The answer is stored as
+a pending write of the checkpoint from which the run starts. A pending write does not contain the id
+of its run. Before a run with a `Command` executes the graph, it therefore counts the interrupt
+answers and the command updates among the pending writes of its starting checkpoint, and stores both
+counts with the checkpoint. When a server resumes the run, it counts the pending writes again. If
+one of the two counts has increased, the run has already stored an answer or an update. Answers are
+counted instead of compared, because two different answers may have the same content.
 
-A run without input, or with a `Command`, adds its pending writes to a checkpoint that another run
-created. Before adding them, the run therefore saves a summary of the pending writes that the
-checkpoint already has. If the run is rolled back, or if its `Command` cannot be applied, the
-summary is used to restore the checkpoint's original pending writes.
+A run that has no input, or that has a `Command`, adds its pending writes to a checkpoint that
+another run created. Before such a run adds its own pending writes, it therefore saves a summary of
+those that the checkpoint already has. If the run is rolled back, or if its `Command` cannot be
+applied, the summary is used to restore the checkpoint's original pending writes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ run must not continue."""
 # Name of the channel under which a run stores its `_InterruptAnswerAndUpdateCounts`. No graph has a
 # channel with this name.
 _START_CHANNEL: Final = "__run_start"
-# Task path of the pending writes that this module stores. Its suffix excludes these writes from the
-# status of the thread.
+# Task path under which this module stores pending writes. Because of its suffix, these writes are
+# ignored when the thread's status is determined.
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
-# Channels whose pending writes are not updates of a `Command`
+# Channels whose pending writes do not count as channel updates requested by a `Command`
 _SPECIAL_CHANNELS: Final = frozenset(
     {ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL}
 )
@@ -176,7 +176,8 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
     if head.metadata.get("run_id") == run.run_id:
         return "asks" if waits else "applied"
     async for _ in saver.alist(config, filter={"run_id": run.run_id}, limit=1):
-        # The run has stored checkpoints, but the head is a checkpoint of another run or program.
+        # The run has stored checkpoints, but the thread's head was stored by another run or
+        # program.
         return "overtaken"
     if run.request.command is None:
         return None
@@ -192,8 +193,9 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The run's command was not stored. If the command is an answer, do not apply it to a newer
-        # checkpoint, because it answers an interrupt of the run's starting checkpoint.
+        # The run's command was not stored. If the command answers an interrupt and the thread has a
+        # newer head, do not apply the command, because it answers an interrupt of the checkpoint
+        # from which the run started.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -206,8 +208,8 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config) if run.request.command is not None else None
-    # LangGraph stores an answer under the null task first. `find_run_progress` counts an answer
-    # only after a task has received it.
+    # LangGraph first stores an interrupt answer under the id of the null task. Look for such
+    # answers here, because `find_run_progress` counts an answer only after a task has received it.
     writes = (head.pending_writes or ()) if head is not None else ()
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 

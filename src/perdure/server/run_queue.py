@@ -1,9 +1,9 @@
 """Execute a database's runs in this process, and coordinate with servers that share the database.
 
 Even if several servers share the database, only one run per thread is executed at a time. Each
-server process holds a liveness lock that is named after the process. If the lock is free, other
-processes assume that the process has died. One of them then takes over the process's runs and
-continues them from their last checkpoints.
+server process holds a liveness lock that is named after the process. If a process's liveness lock
+is free, the other processes assume that the process has died. One of the other processes then takes
+over the dead process's runs and resumes them from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class DatabaseRuns:
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
                 await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
-        # Other processes may be executing runs of threads that clients read from this process. Add
-        # the events that those processes have stored.
+        # Clients of this process may be reading threads whose runs are executed by other processes.
+        # Add the events that those processes have stored to the event logs of the threads.
         event_logs = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in event_logs.keys() - executing_here:
@@ -267,7 +267,7 @@ class DatabaseRuns:
         self._wake.set()
 
     async def _queue_delayed_run(self, live: LiveRun) -> bool:
-        """Queue a delayed run that is due, and return True, because its row has changed.
+        """Queue a delayed run that is due. Always return True, because the run's row has changed.
 
         If the row of the run cannot be read, cancel the run.
         """
@@ -302,8 +302,8 @@ class DatabaseRuns:
 
         Return whether the runs were taken over.
 
-        The process has died if its liveness lock is free. If `owner` is `""` or a former name of
-        this process, the runs are taken over without checking a lock.
+        A process is considered dead if its liveness lock is free. If `owner` is `""` or a former
+        name of this process, the runs are taken over without checking a lock.
         """
         if owner in self._former_owners:
             # This process used the name `owner` before it lost its liveness lock.

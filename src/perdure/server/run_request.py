@@ -1,8 +1,8 @@
 """Define and validate the body of a request that starts a run.
 
 Some keys of a run's config, context and metadata are reserved for the server. Reserved keys in the
-metadata are dropped. `RunRequest.refuse_reserved_config_values` rejects them in the config and in
-the context.
+metadata are dropped. Reserved keys in the config and the context are rejected by
+`RunRequest.refuse_reserved_config_values`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class CommandFields(WithoutNulls):
     goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
     def to_langgraph_command(self) -> Command[Any]:
-        """Convert the fields to langgraph's `Command`."""
+        """Convert the fields to a LangGraph `Command` object."""
         goto = [
             target if isinstance(target, str) else Send(target.node, target.input)
             for target in self.goto
@@ -227,8 +227,8 @@ class RunRequest(WithoutNulls):
     def _drop_command_if_empty_else_drop_input(self) -> None:
         """Drop `command` if it is empty. If it is not empty, drop `input`.
 
-        Some clients send an `input` together with a `command` that answers an interrupt. This
-        `input` only repeats the thread's messages or is an empty object, so it must be ignored.
+        Some clients send an `input` together with a `command` that answers an interrupt. Such an
+        `input` is ignored, because it only repeats the thread's messages or is an empty object.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None
@@ -263,14 +263,15 @@ class RunRequest(WithoutNulls):
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """Return the fields of the request that the graph receives as keyword arguments."""
+        """Return the request fields that are passed to the graph as keyword arguments."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
     def to_stored(self) -> dict[str, Any]:
         """Return the fields that the client has set, for storage in the run's row.
 
-        The metadata and the assistant id are left out, because `RunRow.details` contains them.
+        The metadata and the assistant id are omitted, because `RunRow.details` already contains
+        them.
         """
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
@@ -286,8 +287,9 @@ class RunRequest(WithoutNulls):
     def continues_turn(self) -> bool:
         """Return whether the run continues a turn instead of starting one with a new message.
 
-        A command continues the pending tasks of a turn even if it adds a message. An input without
-        a human message lets the graph react to the messages of earlier runs.
+        A run with a command continues the turn's pending tasks, even if the command adds a message.
+        A run whose input has no human message lets the graph respond to the messages of earlier
+        runs.
         """
         return self.command is not None or not _brings_new_text(self.input)
 
@@ -375,10 +377,10 @@ class RunRequest(WithoutNulls):
 
     @property
     def start_checkpoint_id(self) -> str | None:
-        """Return the id of the thread's checkpoint from which the run starts.
+        """Return the id of the root graph's checkpoint from which the run starts.
 
-        The result is None if the run starts from the head of the thread. If the request names a
-        checkpoint of a subgraph, `checkpoint_map` contains the id of the thread's checkpoint.
+        The result is None if the run starts from the head of the thread. If the request specifies a
+        subgraph's checkpoint, the id of the root graph's checkpoint is taken from `checkpoint_map`.
         """
         return self.checkpoint_ids_by_namespace.get("")
 
@@ -410,9 +412,9 @@ class RunRequest(WithoutNulls):
             if name not in CheckpointRef.model_fields
         }
         if not is_continued:
-            # Pass the checkpoint to langgraph in the same way for every request. Otherwise the
-            # checkpoint that langgraph loads would depend on whether the client has set the field
-            # `checkpoint`, `checkpoint_id` or `config.configurable`.
+            # Pass the checkpoint to langgraph in the same way for every request. Otherwise, the
+            # checkpoint that langgraph loads would depend on which of the fields `checkpoint`,
+            # `checkpoint_id` and `config.configurable` the client has set.
             configurable["checkpoint_ns"] = ""
             if self.start_checkpoint_id is not None:
                 configurable["checkpoint_id"] = self.start_checkpoint_id
@@ -427,9 +429,10 @@ class RunRequest(WithoutNulls):
 
 
 def _brings_new_text(value: Any) -> bool:
-    """Return whether an input contains a human message, or any other value for a channel.
+    """Return whether an input contains a human message or another non-empty channel value.
 
-    Messages of other roles do not count, because a graph answers the last human message.
+    Messages with other roles, such as `assistant`, do not count, because a graph responds to the
+    last human message.
     """
     if isinstance(value, list):
         return any(map(_brings_new_text, value))

@@ -46,7 +46,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Scheduler(Protocol):
-    """The interface of a scheduler, which starts the runs of crons when the crons are due."""
+    """The interface of a scheduler that starts the runs of due crons."""
 
     async def start_due_runs(self, runs: DatabaseRuns) -> None:
         """Start the runs of all due crons of a tenant."""
@@ -103,7 +103,7 @@ class Runs:
         )
         # Event logs that `get_or_create_event_log` returned recently, most recent first
         self._recent_event_logs: list[EventLog] = []
-        # The runs that have a task in this process, with the `Player` of each
+        # Maps each run that has a task in this process to the run's `Player`.
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -140,7 +140,7 @@ class Runs:
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the object that manages the runs of a tenant in this process.
 
-        If there is no such object yet, create it. The new object then takes over runs from
+        If there is no such object yet, create it. Once created, the object takes over runs from
         processes that have died.
         """
         database = await self._databases.get_or_open_database(tenant)
@@ -214,8 +214,8 @@ class Runs:
     ) -> EventLog:
         """Return a thread's event log, for a new reader.
 
-        A reader that has not received any events yet starts with the current run. If no run is in
-        progress, such a reader starts with the next event.
+        A reader that has not received any events yet starts with the current run, or with the next
+        event if no run is in progress.
         """
         tenant, user = identity.tenant, identity.user
         event_log, runs = (
@@ -425,7 +425,8 @@ class Runs:
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Remove the runs and events of a deleted thread from memory.
 
-        Otherwise, a new thread with the same id would seem to have these runs and events.
+        Otherwise, a new thread with the same id would appear to have the runs and events of the
+        deleted thread.
         """
         runs = self._by_tenant.get(tenant)
         runs_by_id = runs.runs_by_id if runs is not None else {}
@@ -534,8 +535,8 @@ class Runs:
         # Start a cron's run in an empty `contextvars.Context`, so that the run does not inherit the
         # locks that the scheduler holds in its own context.
         runs.start_run_task(run, Context() if due else None)
-        # Read the rows of the cancelled runs now, so that they do not continue until the next
-        # sweep.
+        # Read the rows of the cancelled runs now. Otherwise, the cancelled runs would keep
+        # executing until the next sweep.
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
                 await runs.update_run_from_row(other)

@@ -71,8 +71,8 @@ class CronOptions(WithoutNulls):
 
         If daylight saving time skips a scheduled time, the cron is due at the first moment after
         the skipped hour. If a scheduled time occurs twice because the clocks are set back, the cron
-        is due at the first occurrence. It is also due at the second one if the schedule's hour
-        field starts with `*` or if the schedule is a name such as `@hourly`.
+        is due at the first occurrence. The cron is also due at the second occurrence if the
+        schedule's hour field starts with `*` or if the schedule is a name such as `@hourly`.
 
         Raises:
             ConfigurationError: The schedule or the timezone is invalid.
@@ -161,9 +161,9 @@ class Schedule:
         server's clock. The due time is also recomputed if the cron has none, because a server whose
         clock was fast may have concluded that the cron's end time had passed.
 
-        Clocks of servers may differ by up to `CLOCK_SKEW_S` seconds without affecting due times.
-        Without this tolerance, a run could be started twice: first by a server whose clock is fast,
-        then by one whose clock is correct.
+        Clock differences of up to `CLOCK_SKEW_S` seconds between servers are tolerated. Without
+        this tolerance, a run could be started twice: first by a server whose clock is fast, then by
+        one whose clock is correct.
         """
         for cron in await table.list_crons_due_after_or_never(time.time() + CLOCK_SKEW_S):
             try:
@@ -199,7 +199,7 @@ class Schedule:
         """
         content = cron.content
         if content["graph"] not in self._runs.graphs:
-            # Leave the cron to another server, which serves its graph.
+            # This server does not serve the cron's graph, so leave the cron to a server that does.
             return
         request_fields = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(request_fields)

@@ -1,8 +1,8 @@
 """Find a user's teams, and decide who can access a team's memory and which runs use it.
 
 A team's memory is stored in the namespaces under `("teams", NAME)`. A user's teams are determined
-by the user's API key or by the authentication handler. On a server without authentication, the
-config of a run names the teams. See docs/people.md for the rules.
+by the user's API key or by the authentication handler. On a server without authentication, a run's
+config specifies the teams. See docs/people.md for the rules.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class RunTeams:
         """Return the teams whose memory a run uses, sorted by name.
 
         A run uses a team's memory only if both the sender and the person whose memories the run
-        uses are members of the team. If the sender acts for another user, that user must be a
-        member instead of the sender. A sender who may act for others, but acts for nobody in
-        particular, does not have to be a member. A run that uses no memories uses no team's memory
-        either.
+        uses are members of the team. If the sender acts on behalf of another user, that user must
+        be a member instead of the sender. If the sender is permitted to act on behalf of others but
+        does not specify a person, the sender does not have to be a member. A run that does not use
+        a person's memories does not use any team's memory either.
 
         Args:
             tenant: The tenant of the run, or None.

@@ -1,8 +1,8 @@
 """Record metrics for Prometheus and spans for OpenTelemetry.
 
-Metrics and spans are off unless they are configured. The labels of metrics and the attributes of
-spans contain the names of routes, components, operations and statistics, HTTP methods and statuses,
-and the classes of errors. They never contain stored content, ids or the names of users.
+Metrics and spans are off unless they are configured. Metric labels and span attributes contain the
+names of routes, components, operations and statistics, HTTP methods and status codes, and error
+classes. Metric labels and span attributes never contain stored content, ids or user names.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Telemetry:
     async def _ameasure_operation(self, part: str, operation: str) -> AsyncIterator[None]:
         """Record an async operation's span, duration and error class.
 
-        The duration includes the time while the operation is suspended.
+        The duration includes the time during which the operation is suspended at an `await`.
         """
         with self._measure_operation(part, operation):
             yield
@@ -238,7 +238,7 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """Count the threads with messages that no extraction has read, grouped by job state.
+        """Count, by job state, the threads with messages that memory extraction has not read yet.
 
         Each call reads only the activity since the previous call.
         """

@@ -98,7 +98,7 @@ class ThreadFrames:
     async def _find_seq_and_event_number_to_resume_after(
         self, last_event_id: str
     ) -> tuple[int, int | None]:
-        """Find the position at which a reader continues.
+        """Find the position from which a reader resumes, given the last event id it received.
 
         Returns:
             A sequence number and an event number. The reader continues with the first run whose
@@ -149,8 +149,8 @@ class ThreadFrames:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one run, encoded as server-sent events.
 
-        Only the start, the error and the end of a run are sent if its `protocol` is `"thread"`, or
-        if its events are no longer kept.
+        If the run's `protocol` is `"thread"`, or if its events are no longer kept, only events that
+        report the run's start, error and end are sent.
 
         Args:
             run_id: The run.

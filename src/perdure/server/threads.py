@@ -2,10 +2,10 @@
 
 The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
 contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
-of its last run on a server. Whether the thread is waiting for an answer to an interrupt is
-determined from its head, no matter which program stored that checkpoint. A new thread only reserves
-its id. The metadata that a client set for a new thread is ignored if a program other than the
-server stores the thread's first checkpoint.
+of its last run on a server. The thread's head determines whether the thread is waiting for an
+answer to an interrupt, no matter which program stored the head. A new thread only reserves its id.
+The metadata that a client set for a new thread is ignored if a program other than the server stores
+the thread's first checkpoint.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class Threads:
         )
 
     async def delete(self, thread_id: str) -> None:
-        """Delete a thread with its checkpoints. Memories that were extracted from it are kept.
+        """Delete a thread and its checkpoints, but keep memories that were extracted from it.
 
         Raises:
             UnknownThread: See `get`.
