@@ -125,7 +125,7 @@ class Databases:
 
     @contextmanager
     def keep_open(self, tenant: str | None) -> Iterator[None]:
-        """Prevent a tenant's database from being closed as idle until the `with` block ends.
+        """Prevent a tenant's database from being closed for inactivity until the `with` block ends.
 
         The database need not be open yet.
         """

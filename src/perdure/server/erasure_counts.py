@@ -1,8 +1,8 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
 Events in memory can contain messages that have since been erased. Therefore, an event stream checks
-whether messages have been erased from its thread before it sends events. It makes this check at
-most twice a second. Messages have been erased if the thread's erasure count has changed. The
+whether messages have been erased from its thread before it sends events. This check is made at most
+twice a second. A change of the thread's erasure count shows that messages have been erased. The
 erasure count is the sequence number of the newest removal from the thread, so each erasure
 increases it. A single query reads the erasure counts of all threads that have an event stream,
 because one query per stream would use more CPU time than sending the events.

@@ -176,7 +176,7 @@ class EventMemory:
         max_bytes: int,
         new_event_bytes: int,
     ) -> None:
-        """Drop events until the rest and the new event fit within `_LOW_SHARE` of a limit.
+        """Drop events until the remaining events and the new one fit in `_LOW_SHARE` of a limit.
 
         Args:
             choose_account: Returns the account whose events are dropped next, or None if no account

@@ -75,8 +75,8 @@ class RequestLimiter:
         self._burst_s = (limits.burst - 1) / limits.requests_per_s
         self._max_concurrent = limits.max_concurrent_requests
         self._open_requests = Counter[Hashable]()
-        # Maps each client to the time, by `time.monotonic`, at which its next request would be due
-        # if it sent requests at exactly the maximum average rate
+        # Maps each client to the time, by `time.monotonic`, at which the client's next request
+        # would be due if the client sent requests at exactly the maximum average rate
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:

@@ -230,7 +230,7 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 
 @set_required_action("threads:read")
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
-    """Read an earlier conversation's newest messages, or its newest before a given position.
+    """Read an earlier conversation's newest messages, or the newest ones before a position.
 
     The result also lists the nodes that the conversation's graph will run next. If the conversation
     is waiting for answers to interrupts, the result contains the questions.

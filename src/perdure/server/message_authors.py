@@ -52,8 +52,8 @@ class OtherAuthorMarker:
     """Marks the human messages that a run adds, unless the person wrote them.
 
     If `excludes_answers` is True, the other messages that the run adds, such as model responses,
-    are marked as well. Loaded messages are not marked again: a message that the run loaded from the
-    thread stays marked or unmarked, unless the run changes its content.
+    are marked as well. A message that the run loaded from the thread keeps its marked or unmarked
+    state, unless the run changes the message's content.
 
     Args:
         thread_id: The thread of the run.
@@ -89,8 +89,8 @@ class OtherAuthorMarker:
         # Maps the id of each loaded human message to its content and whether the message is marked.
         self._loaded: dict[str, tuple[Any, bool]] = {}
         self._loaded_without_id: list[tuple[Any, bool]] = []
-        # An `(id, text)` pair for each loaded message that is not a human message. The id may be
-        # None.
+        # The `(id, text)` pairs of all loaded messages that are not human messages. The id is None
+        # if the message has none.
         self._loaded_answers: set[tuple[str | None, str]] = set()
         # For each message object, the object and its marked copy, by `id()`. Reusing the copies
         # lets the checkpointer recognise messages that it has stored already.
@@ -286,7 +286,7 @@ class OtherAuthorMarker:
         return copy
 
     def _is_loaded_answer(self, message: BaseMessage) -> bool:
-        """Return whether a non-human message, such as a response, was loaded from the thread."""
+        """Return whether a message other than a human message was loaded from the thread."""
         if SHORTENED in message.additional_kwargs:
             return any(message.id == loaded_id for loaded_id, _ in self._loaded_answers)
         return (message.id, str(message.content)) in self._loaded_answers

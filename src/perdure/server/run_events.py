@@ -31,8 +31,8 @@ class StoredEvents:
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
-        # Maps each run whose new events this process stores to the row that names this process as
-        # the run's owner.
+        # For each run whose new events this process stores, the row that names this process as the
+        # run's owner.
         self._recorded: dict[Run, LiveRun] = {}
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None

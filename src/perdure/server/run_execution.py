@@ -455,7 +455,7 @@ class RunExecution:
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
-        """Store a temporary run's webhook, or prepare the SQL statement that stores a webhook.
+        """Store the run's webhook, or prepare the SQL statement that stores it at the run's end.
 
         The prepared SQL statement is executed together with the statements that store the run's
         final status. The webhook of a temporary run is stored immediately, because the run's thread

@@ -42,8 +42,8 @@ run must not continue."""
 # Name of the channel under which a run stores its `_InterruptAnswerAndUpdateCounts`. No graph has a
 # channel with this name.
 _START_CHANNEL: Final = "__run_start"
-# Task path under which this module stores pending writes. Because of its suffix, these writes are
-# ignored when the thread's status is determined.
+# Task path under which this module stores pending writes. Because of the path's suffix, these
+# writes are ignored when the thread's status is determined.
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 # Channels whose pending writes do not count as channel updates requested by a `Command`
 _SPECIAL_CHANNELS: Final = frozenset(
