@@ -48,7 +48,7 @@ class ErasureCounts:
 
     @contextmanager
     def cache_erasure_count_during_block(self, thread_key: int) -> Iterator[None]:
-        """Include a thread in each query for erasure counts until the `with` block ends."""
+        """Include a thread in every erasure count query until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
             yield

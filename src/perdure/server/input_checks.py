@@ -35,9 +35,9 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
     The result is a list of `(channel, value)` pairs.
 
     If the returned list is empty, the caller need not load the graph or call
-    `refuse_malformed_messages`. A value is included if it cannot be converted to messages. Values
-    in a run's input for channels other than `messages` are included only if they also look like
-    lists of messages.
+    `refuse_malformed_messages`. A value is included only if it cannot be converted to messages.
+    Values in a run's input for channels other than `messages` are included only if they also look
+    like lists of messages.
     """
     has_command = request.command is not None
     return [

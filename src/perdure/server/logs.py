@@ -43,7 +43,7 @@ _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "creat
 def is_audited_change(action: Action | None, method: str = "POST") -> bool:
     """Return whether a request for an action must be recorded in the audit log.
 
-    All actions that modify data are recorded, except the creation of runs.
+    Every action that modifies data is recorded, except the creation of runs.
     """
     return (
         action is not None

@@ -109,8 +109,8 @@ class Person(NamedTuple):
 
         The metadata identifies the person to whom the thread belongs. If a different user started
         the run, the metadata also contains that user's id and action, such as `sent`. If
-        `is_sender_trusted` is False, the metadata also contains `STATE_FROM_OTHERS`. If the thread
-        belongs to a person whose memories the run does not use, the metadata also contains
+        `is_sender_trusted` is False, the metadata also contains the key `STATE_FROM_OTHERS`. If the
+        thread belongs to a person whose memories the run does not use, the metadata also contains
         `TURN_WITHOUT_MEMORY`.
         """
         caller_fields = (

@@ -1,4 +1,4 @@
-"""Limit who may read run events that contain prompts, because prompts can contain memories.
+"""Restrict access to run events that contain prompts, because prompts can contain memories.
 
 The events of the stream mode `events` contain each prompt. If the run uses a person's memories, the
 prompt contains the memories that were recalled. Each of these events therefore names the person in

@@ -308,8 +308,8 @@ class RunExecution:
     async def _load_sender_and_store_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return the user who requested the run and the person whose memories the run uses.
 
-        The person, and whether the run uses the person's memories, are stored in the run's database
-        row. The caller holds the thread's lock, so the thread's head cannot change.
+        This method stores both the person and whether the run uses the person's memories in the
+        run's database row. The caller holds the thread's lock, so the thread's head cannot change.
         """
         run, owners_are_people = self._run, self._runs.server.owners_are_people
         sender = Sender.from_row(run.row.details)
@@ -366,7 +366,7 @@ class RunExecution:
         return head is None or named_ids != {"": head.config["configurable"]["checkpoint_id"]}
 
     def _continues_turn(self, sender: Sender) -> bool:
-        """Return whether the run continues the last turn of the thread.
+        """Return whether the run continues the thread's last turn instead of starting a new one.
 
         Clients that use the thread stream protocol send the answer to an interrupt as a run's
         input.

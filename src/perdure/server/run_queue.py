@@ -197,7 +197,7 @@ class DatabaseRuns:
         self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
-        # `list_live_runs` returns a delayed run only when it is due.
+        # `list_live_runs` includes a delayed run only once the run is due.
         due_delayed_runs = [
             run for run in live_runs if run.status == "delayed" and run.graph in served
         ]
@@ -303,7 +303,7 @@ class DatabaseRuns:
         Return whether the runs were taken over.
 
         A process is considered dead if its liveness lock is free. If `owner` is `""` or a former
-        name of this process, the runs are taken over without checking a lock.
+        name of this process, the runs are taken over without checking a liveness lock.
         """
         if owner in self._former_owners:
             # This process used the name `owner` before it lost its liveness lock.
@@ -353,8 +353,8 @@ class DatabaseRuns:
         # it.
         if run.row.live.status not in LIVE_STATES:
             return
-        # If `run.row` was replaced after `read_at`, it may be newer than `row`, so read the row
-        # again.
+        # If `run.row` was replaced after `read_at`, it may already be newer than `row`. In this
+        # case, read the row again.
         if run.row_read_at >= read_at:
             await self.update_run_from_row(run)
         else:

@@ -285,7 +285,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def continues_turn(self) -> bool:
-        """Return whether the run continues a turn instead of starting one with a new message.
+        """Return whether the run continues an earlier turn instead of starting a new one.
 
         A run with a command continues the turn's pending tasks, even if the command adds a message.
         A run whose input has no human message lets the graph respond to the messages of earlier

@@ -140,7 +140,7 @@ class Runs:
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the object that manages the runs of a tenant in this process.
 
-        If there is no such object yet, create it. Once created, the object takes over runs from
+        If no such object exists yet, a new one is created. The new object then takes over runs from
         processes that have died.
         """
         database = await self._databases.get_or_open_database(tenant)
@@ -317,8 +317,8 @@ class Runs:
         if erasure_count is None or log.removals is None:
             log.note_removals(erasure_count, read_at)
         if erasure_count is None or erasure_count <= (log.removals or 0):
-            # `log.removals` may be greater than `erasure_count`, because `erasure_count` may be an
-            # outdated cached value.
+            # `erasure_count` is a cached value that can be outdated, so it can be lower than
+            # `log.removals`.
             return read_at
         # If the log is empty, no events from before the erasure are left, because the erasure also
         # deleted the events stored in the database.
@@ -330,8 +330,8 @@ class Runs:
             if run.events is log and run.removals is not None and run.removals < erasure_count
         ]
         if log.thread_key and not stale:
-            # The log contains the events of all runs of the thread. Its new events do not contain
-            # the erased messages, because all active runs started after the erasure.
+            # This log contains the events of all runs of the thread. New events cannot contain the
+            # erased messages, because all active runs started after the erasure.
             log.note_removals(erasure_count, read_at)
             if was_empty:
                 return read_at

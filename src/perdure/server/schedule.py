@@ -157,9 +157,9 @@ class Schedule:
     async def _recompute_implausible_due_times(self, table: CronTable) -> None:
         """Recompute due times that were computed by a server whose clock was fast.
 
-        A cron's due time is recomputed if it is later than the next due time according to this
-        server's clock. The due time is also recomputed if the cron has none, because a server whose
-        clock was fast may have concluded that the cron's end time had passed.
+        A cron's stored due time is recomputed if it is later than the next due time according to
+        this server's clock. The due time is also recomputed if the cron has none, because a server
+        whose clock was fast may have concluded that the cron's end time had passed.
 
         Clock differences of up to `CLOCK_SKEW_S` seconds between servers are tolerated. Without
         this tolerance, a run could be started twice: first by a server whose clock is fast, then by

@@ -4,8 +4,8 @@ The metadata that clients set for a thread is stored in the thread's row, becaus
 contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
 of its last run on a server. The thread's head determines whether the thread is waiting for an
 answer to an interrupt, no matter which program stored the head. A new thread only reserves its id.
-The metadata that a client set for a new thread is ignored if a program other than the server stores
-the thread's first checkpoint.
+If a program other than the server stores a new thread's first checkpoint, the metadata that a
+client set for the thread is ignored.
 """
 
 from __future__ import annotations
