@@ -75,9 +75,9 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         else:
             try:
                 step = await call_in_thread(partial(_run_to_next_effect, continue_operation))
-            # The operation has raised an error, or the coroutine is cancelled. If it is cancelled
-            # before the other thread has started the operation, close the operation, so that Python
-            # does not warn that it was never awaited.
+            # The operation has raised an error, or the coroutine was cancelled. If the coroutine
+            # was cancelled before the other OS thread started the operation, close the operation.
+            # Otherwise, Python would warn that the operation was never awaited.
             except BaseException:
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
@@ -89,8 +89,8 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         except Exception as exc:
             continue_operation = partial(operation.throw, exc)
         except BaseException as exc:  # The coroutine is cancelled.
-            # Raise the exception in the operation. The operation's remaining code runs in the event
-            # loop.
+            # Raise the exception inside the operation. The rest of the operation then runs in the
+            # event loop instead of in another OS thread.
             continue_operation, call_in_thread = partial(operation.throw, exc), None
         else:
             continue_operation = partial(operation.send, answer)

@@ -158,7 +158,8 @@ class UnknownMemory(PerdureError, LookupError):
 class AlreadyLocked(PerdureError, RuntimeError):
     """Raised if a run tries to acquire a lock that it already holds.
 
-    The server also raises it if a thread cannot be changed because a run of the thread is live.
+    The server also raises it if a thread cannot be changed because one of the thread's runs has not
+    ended.
     """
 
 
@@ -232,5 +233,5 @@ class ImportFailed(PerdureError, ValueError):
     """Raised if an import fails, for example because a file to import is malformed.
 
     An import of a database also fails if a thread cannot be merged, or if the import is cancelled.
-    What was imported before the failure may stay stored.
+    Data that was imported before the failure may remain in the database.
     """

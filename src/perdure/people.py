@@ -58,7 +58,7 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The objects of one kind that belong to a person, or that mention the person.
+    """The objects of one kind, such as threads, that belong to a person or mention the person.
 
     Attributes:
         what: The kind of the objects, a plural noun such as `"threads"`.
@@ -103,7 +103,7 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
-        """Return how many objects of a kind, such as `"threads"`, were or would be erased."""
+        """Return the number of objects of a kind, such as threads, that were or would be erased."""
         return sum(part.count for part in self.erased if part.what == kind)
 
 
@@ -226,8 +226,8 @@ def forget(
             of the person, which are listed and not erased. The search reads all messages of other
             people.
         owners_are_people: See `export`.
-        hand_over: Whether items that the person wrote into the memories of teams are kept without
-            the name of the person. If False, these items are erased.
+        hand_over: Whether items that the person added to team memories are kept, but without the
+            person's name. If False, these items are erased.
         conversations_by_id: See `export`.
         timeout_s: Seconds to wait for all cancelled runs to end, and for the lock of each thread.
 
@@ -342,7 +342,7 @@ class _PersonErasure:
         )
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
-        """Record which threads have no `user_id`, but an `owner` with the person's name."""
+        """Record the ids of threads without a `user_id` whose `owner` is the person's name."""
         self.owned_thread_ids = self.rows.list_ids_of_owned_threads_without_user_id()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
@@ -408,7 +408,7 @@ class _PersonErasure:
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 
     def _count(self, kind: str, id: str) -> None:
-        """Count an object, unless it was counted before."""
+        """Count an object of the given kind, unless it has already been counted."""
         if id not in self.ids[kind]:
             self.counts[kind] += 1
             self.ids[kind].append(id)
@@ -474,8 +474,8 @@ class _PersonErasure:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Find other people's threads that contain text from the person or from the person's crons.
 
-        The search covers the messages that the person wrote and the texts of the person's items. It
-        excludes texts that other people sent in the person's threads.
+        The search looks for messages that the person wrote and for texts of the person's items. It
+        ignores texts that other people sent in the person's threads.
 
         Returns:
             The ids of the threads that contain a text of the person, and the ids of the threads

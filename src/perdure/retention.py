@@ -34,7 +34,8 @@ T = TypeVar("T")
 _LOCK_NAME: Final = "\0retention"
 # Maximum number of threads that are locked at the same time.
 _THREADS_PER_BATCH: Final = 200
-# Maximum number of timestamps by which quarantine entries are selected in one call of `forget`.
+# Maximum number of timestamps in the filter with which one call of `forget` selects quarantine
+# entries.
 _ENTRIES_PER_BATCH: Final = 1_000
 
 
@@ -225,8 +226,8 @@ class _RetentionPass:
                     batch = [
                         thread_id for thread_id in batch if self._try_lock_thread(thread_id, stack)
                     ]
-                # List the idle threads again, because a run may have written to a thread before the
-                # thread was locked.
+                # List the idle threads again, because a run may have written to a thread after the
+                # threads were first listed but before the thread was locked.
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
                 if self.rules.memories and batch:
@@ -335,7 +336,7 @@ class _RetentionPass:
         return items
 
     def _days_ago(self, days: float) -> datetime:
-        # The number of days is limited, because a `datetime` cannot be earlier than the year 1.
+        # Limit the number of days, because a `datetime` cannot represent a date before the year 1.
         return self.started_at - timedelta(days=min(days, 700_000))
 
 

@@ -143,7 +143,7 @@ def main() -> None:
         code = 0
     except OSError as exc:
         code = _report_error(str(exc))
-        # Writing to stdout may have failed. Do not let Python flush it again at exit.
+        # Writing to stdout may have failed, so prevent Python from flushing it again at exit.
         sys.stdout = None
     except PerdureError as exc:
         code = _report_error(str(exc))

@@ -154,9 +154,9 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` keeps the newest `keep_last` messages before the user's new message, which is the
-        # one that is added to the limit. In `memory`, `window` comes before `use_memories`, so that
-        # recalled memories do not count towards the limit.
+        # `window` keeps the user's new message and the `keep_last` messages before it, so its limit
+        # is `keep_last + 1`. In `memory`, `window` comes before `use_memories`, so that recalled
+        # memories do not count towards the limit.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -169,7 +169,7 @@ class _ChatSession:
         }
 
     def check_may_continue_thread_and_inherit_metadata(self) -> None:
-        """Check that the chat may continue the thread, and copy metadata of the head to `config`.
+        """Check that the chat may continue the thread, and copy metadata from its head to `config`.
 
         Raises:
             ConfigurationError: The thread belongs to another user, or its last run must be finished
@@ -273,7 +273,7 @@ class _ChatSession:
                 f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
                 f"{failure_note}"
             ) from exc
-        # Remove from the state the messages that do not fit into the window any more.
+        # Remove messages from the state if they no longer fit into the window.
         if self.window:
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-# The importers import these names from this module.
+# Re-export these names for the importers.
 from perdure.memory.message_forms import MalformedPart as MalformedPart
 from perdure.memory.message_forms import derive_id as derive_id
 from perdure.memory.message_forms import get_by_path as get_by_path
@@ -30,7 +30,7 @@ _MAX_ID_BYTES: Final = 500
 
 
 class Problem(NamedTuple):
-    """A problem with a part of an export, which was skipped or imported differently.
+    """A problem with one part of an export, which was therefore skipped or imported differently.
 
     Attributes:
         reason: What is wrong with the part.
@@ -131,9 +131,9 @@ class Conversation:
         """Return a message's timestamp in seconds since the Unix epoch.
 
         If the message has no timestamp, use the timestamp of its nearest ancestor that has one. If
-        no ancestor has a timestamp, fall back to the conversation's update time, or else to its
-        creation time. If the conversation has neither an update time nor a creation time, return
-        infinity.
+        no ancestor has a timestamp, fall back to the conversation's update time or, failing that,
+        to its creation time. If the conversation has neither an update time nor a creation time,
+        return infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -216,9 +216,9 @@ class Conversation:
         def list_new_ancestors(key: str | None) -> list[str]:
             """Return the ids of a node and its ancestors, excluding nodes that were already added.
 
-            The oldest ancestor comes first. If its parent is missing or is its own descendant, the
-            oldest ancestor becomes a root node. A problem is added for a cycle, and for a missing
-            parent of a node that has messages.
+            The oldest ancestor comes first. It becomes a root node if its parent is missing or if
+            the chain of parents is a cycle. A problem is added for a cycle, and for a node with
+            messages whose parent is missing.
             """
             parts: dict[str, None] = {}
             while key is not None and key not in last_messages:
@@ -239,7 +239,8 @@ class Conversation:
 
         leaf = leaf_id if leaf_id in parents else next(reversed(parents), None)
         main = dict.fromkeys(list_new_ancestors(leaf))
-        # Add the nodes of the main branch last; see `nodes`.
+        # Add the nodes of the main branch last, so that they are the last ones in
+        # `Conversation.nodes`.
         for end in [*(key for key in parents if key not in main), leaf]:
             for key in list_new_ancestors(end):
                 last = last_messages.get(parents[key])

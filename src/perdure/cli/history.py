@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import CheckpointInfo, HistoryItem, ThreadStatus
 
-    # The children of each checkpoint, by namespace and checkpoint id. Under the id None are the
-    # checkpoints whose parent does not exist.
+    # Maps the namespace and the id of a checkpoint to the checkpoint's children. The id None stands
+    # for a missing parent.
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
@@ -121,9 +121,9 @@ def history(
 def describe_status(status: ThreadStatus) -> str:
     """Describe the status of a thread that is waiting for an answer or has an unfinished run.
 
-    The description is a verb phrase, to be printed after the thread's id. The description quotes
-    the unanswered questions, or names the nodes that would run next. If the thread is idle, return
-    "".
+    The description is a verb phrase that can be printed after the thread's id. The description
+    quotes the unanswered questions, or names the nodes that would run next. If the thread is idle,
+    return "".
     """
     if status.state == "waiting":
         questions = (
@@ -165,7 +165,7 @@ def render_heading(item: HistoryItem) -> OutputLine:
 
     The status mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is
     the message's creation time or, if the message has none, the time at which it was first stored.
-    An item that is not a message has no author and no model.
+    If the item is not a message, the heading contains no author and no model.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -185,8 +185,8 @@ def render_heading(item: HistoryItem) -> OutputLine:
 def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
-    The lines of the content come first, and those of the tool calls follow. A content block without
-    text is represented by its type and its file's name or URL.
+    The content is printed first, followed by the tool calls. A content block without text is
+    represented by its type and the name or URL of its file.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -249,9 +249,9 @@ def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
 
 
 def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputLine]:
-    """Yield the lines of a tool's input or output.
+    """Yield a tool's input or output as indented lines.
 
-    JSON is indented. Data URLs are replaced with their media types and sizes.
+    JSON is indented. Each data URL is replaced with its media type and size.
     """
     text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
@@ -351,7 +351,8 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
 
     A checkpoint's only child is added as a sibling rather than nested, so that a thread without
     forks is printed as a flat list. If a checkpoint has several children, they are nested below the
-    checkpoint as forks. All descendants of a fork up to the next fork are nested below the fork.
+    checkpoint as forks. The descendants of a fork are nested below it as a flat list, up to the
+    next checkpoint that has several children.
     """
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:

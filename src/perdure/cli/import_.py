@@ -55,7 +55,7 @@ _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
 # Maximum compression ratio (unpacked size / packed size) of a file in a ZIP archive. The ratio is
 # checked only for files larger than `_ALWAYS_UNPACKED_BYTES`. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
-# Matches the names of the files in an export that contain conversations.
+# Matches the names of the files that contain an export's conversations.
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 # Matches the names of the files in a Claude export that contain memories, projects or chats.
 _CLAUDE_FILES: Final = re.compile(
@@ -67,7 +67,7 @@ _CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
-# Matches the names of the files with metadata that macOS adds to ZIP archives.
+# Matches the names of the metadata files that macOS adds to ZIP archives.
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
 # Maximum nesting depth to which a JSON value is searched for conversations. In the page of a shared
 # link, for example, the conversation is nested in other objects.
@@ -565,7 +565,7 @@ def _collect_conversations_and_check_if_any(
     collected_parts: _FileParts,
     remaining_depth: int = _MAX_DEPTH,
 ) -> bool:
-    """Collect the conversations, memories and documents in a JSON value and its nested values.
+    """Collect the conversations, memories and documents in a JSON value, including nested ones.
 
     Args:
         position_in_file: The position of the value in its file, such as "3.1".

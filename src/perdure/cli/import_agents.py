@@ -43,8 +43,8 @@ _PROGRAM_TEXT: Final = re.compile(
 """Matches the beginning of a text that the user did not write, although Claude Code or Codex stored
 it as a message of the user."""
 _SYSTEM_REMINDER: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
-# Names of the tool call arguments that describe the call in a few words. The first one that a call
-# has is used.
+# Names of the tool call arguments that can serve as a short description of the call. If a call has
+# several of them, the first one in this order is used.
 _SUBJECT_ARGUMENTS: Final = (
     "command",
     "cmd",
@@ -55,7 +55,7 @@ _SUBJECT_ARGUMENTS: Final = (
     "url",
     "description",
 )
-# Names of the tool call arguments whose whole text is imported
+# Names of the tool call arguments that are imported in full
 _TEXT_ARGUMENTS: Final = ("content", "new_string", "new_str", "prompt", "plan", "input", "patch")
 
 
@@ -80,7 +80,8 @@ class SessionsReader:
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):
             self._add_codex_line(str(kind), line["payload"], line.get("timestamp"))
-        # In the older format of Codex, the fields of an item are not nested in a `payload`.
+        # In Codex's older format, an item's fields are at the top level of the line instead of in a
+        # nested `payload`.
         elif _is_old_codex_header(line) or (self._codex is not None and "sessionId" not in line):
             is_item = kind in _CODEX_ITEM_TYPES or "record_type" in line
             if not (is_item or _is_old_codex_header(line)):
@@ -106,12 +107,12 @@ class SessionsReader:
         return [session.build_conversation() for session in non_empty_sessions]
 
     def _get_or_create_session(self, raw_id: object) -> _Session:
-        """Return the session with the id `raw_id`. Use the name of the file if there is no id."""
+        """Return the session with the id `raw_id`, or with the file's name if there is no id."""
         session_id = raw_id if isinstance(raw_id, str) and raw_id else self._stem
         return self._sessions.setdefault(session_id, _Session(session_id))
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
-        """Add a line of a Claude Code file to its session."""
+        """Add a line of a Claude Code file to the session that the line belongs to."""
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
         # The session whose title a summary line contains is not necessarily the session to which
         # the file's other lines belong.
@@ -205,7 +206,7 @@ class _Session:
         self._left_out.append(kind)
 
     def build_conversation(self) -> Conversation:
-        """Build the conversation. A message whose parent is not in the file becomes a root."""
+        """Build the conversation. A message without a parent in the file becomes a root message."""
         metadata = {"title": self.title, "model": self.model}
         conversation = build_conversation_without_messages(
             self.id, metadata, {name: name for name in metadata}
@@ -234,7 +235,7 @@ def _is_old_codex_header(line: Mapping[str, Any]) -> bool:
 
 
 def _get_parent_id(line: Mapping[str, Any]) -> str | None:
-    """Return the id of the line that a Claude Code line follows, or None."""
+    """Return the id of a Claude Code line's parent line, or None if the line has no parent."""
     parent_id = line.get("parentUuid") or line.get("logicalParentUuid")
     return replace_surrogates(parent_id) if isinstance(parent_id, str) else None
 
@@ -246,7 +247,7 @@ def _convert_claude_code_message(
     message: Mapping[str, Any],
     created_at: float | None,
 ) -> list[BaseMessage]:
-    """Convert a Claude Code line to at most two messages.
+    """Convert a line of a Claude Code file to at most two messages.
 
     The first message has the text. The second message has the tool calls and the names of files.
     """

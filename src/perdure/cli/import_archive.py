@@ -59,7 +59,8 @@ class ArchiveLines:
         Items in team namespaces are not imported, even if the person wrote them.
         """
         labels = namespace[2:] if namespace[:1] == [RESERVED_LABEL] else namespace
-        # The second label is the id of a conversation, which need not contain the person's name.
+        # The second label is a conversation id, which does not necessarily contain the person's
+        # name.
         if labels[:1] == [CHAT_LABEL]:
             return True
         if labels[:1] and labels[0] in (*PERSONAL_LABELS, TEAMS):

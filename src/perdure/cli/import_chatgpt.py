@@ -24,7 +24,7 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
-# For each field of `titles.IMPORTED_KEYS`, the name of the field in the export
+# Maps each field name in `titles.IMPORTED_KEYS` to the field's name in a ChatGPT export.
 _FIELD_NAMES: Final = {
     **{name: name for name in ("title", "create_time", "update_time", "gizmo_id")},
     "model": "default_model_slug",
@@ -93,7 +93,8 @@ def build_chatgpt_conversation(export: Mapping[str, Any]) -> Conversation:
         _convert_parts_to_messages_by_id(parents, parts),
         get_by_path(export, str, "current_node"),
     )
-    # Earlier versions of perdure skipped reports, so the former text of a report is "".
+    # Earlier versions of perdure skipped deep research reports, so the former text of such a report
+    # is "".
     conversation.former_texts = {
         key: part.former_text
         for key, part in parts.items()
@@ -131,18 +132,18 @@ def _convert_parts_to_messages_by_id(
 ) -> dict[str, list[BaseMessage]]:
     """Convert a conversation's parts to messages.
 
-    Return the messages keyed by the id of their node.
+    Return a dict that maps the id of each node in the message tree to the node's messages.
 
     If a tool call is followed only by results, the call becomes an AI message with a tool call, and
-    each result becomes a tool message. All other calls and results are converted to text, because
-    providers reject a call without a result and a result without a call.
+    each result becomes a tool message. All other tool calls and results are converted to text,
+    because model providers reject calls without results and results without calls.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parent_ids.items():
         followers[parent].append(key)
     results = {key for key, part in parts.items() if part.role == "tool"}
     calls = {key for key, part in parts.items() if part.tool} - results
-    # The calls that are followed only by results
+    # Ids of the tool calls that are followed only by tool results
     answered = {key for key in calls if followers[key] and results.issuperset(followers[key])}
     messages: dict[str, list[BaseMessage]] = {}
     for key, part in parts.items():
@@ -226,7 +227,7 @@ class _MessagePart:
 
 
 def _read_message_part(message: Any) -> _MessagePart:
-    """Validate a message of the export, and render the text to import.
+    """Validate a message of the export, and render its text for the import.
 
     Raises:
         MalformedPart: The message is malformed, or has an unknown role or kind of content.
@@ -311,8 +312,8 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
 def _format_tool_result(part: _MessagePart) -> str:
     """Render the result of a built-in ChatGPT tool as text.
 
-    Code output, quotes and errors are rendered. From any other result, only images and other files
-    are rendered. Return "" if there are none.
+    Only code output, quotes and errors are rendered as text. For any other tool result, only the
+    images and other files are rendered. Return "" if the result contains nothing to render.
     """
     if part.kind == "execution_output":
         return (

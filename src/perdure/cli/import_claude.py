@@ -25,7 +25,7 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
-# For each field of `IMPORTED_KEYS`, the name of the field in the export
+# Maps each field name in `IMPORTED_KEYS` to the field's name in a Claude export.
 _FIELD_NAMES: Final = {
     **{"title": "name", "model": "model"},
     **{"create_time": "created_at", "update_time": "updated_at"},
@@ -218,10 +218,11 @@ def _iter_content_block_pieces(
 def _build_tool_call_piece(
     tool_name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
-    """Render a tool call as a message piece: tool name, subject and other text arguments.
+    """Render a tool call as a piece of a message: its tool name, subject and other text arguments.
 
-    The subject is the first argument in `_SUBJECT_ARGUMENTS` that is not empty. Other arguments
-    that are lists or objects are left out, and counted in the conversation's `left_out`.
+    The subject is the first nonempty argument, in the order of `_SUBJECT_ARGUMENTS`. Other
+    arguments that are lists or objects are omitted, and are counted in the conversation's
+    `left_out`.
     """
     if tool_name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"

@@ -58,8 +58,8 @@ class JsonLinesReader:
     thread id are combined into one conversation. If objects with the same thread id contain
     different messages, the differing messages become branches of the conversation. An object that
     contains a list of messages but no thread id becomes a separate conversation. Messages without a
-    thread id are grouped into one conversation per user. `ThreadNames` finds the threads of
-    conversations without a thread id.
+    thread id are grouped into one conversation per user. `ThreadNames` later assigns a thread to
+    each conversation that has no thread id.
 
     Args:
         file: The path of the file.
@@ -68,11 +68,12 @@ class JsonLinesReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._conversations: dict[str, tuple[Conversation, _MessageIdsFromRoot]] = {}
-        # The LangGraph states in the file: the time, the exported object and the thread id of each.
+        # The LangGraph states in the file. Each tuple contains a state's timestamp, the exported
+        # object and the thread id.
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # Maps each user to an object in the form of an exported conversation. The object collects
-        # the user's messages from lines with a single message and no thread id.
+        # Collects each user's single messages that have no thread id. The value for a user is an
+        # object that is structured like an exported conversation.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
         # The user of the most recent single message without a thread id. If a later message of this
         # kind names no user, it is assigned to this user.
@@ -98,8 +99,9 @@ class JsonLinesReader:
     def add_conversation(self, line_number: str, exported: Mapping[str, Any]) -> None:
         """Add a conversation from an object that contains a list of messages.
 
-        LangGraph states are only collected here. `build_conversations` sorts them by time before it
-        adds their messages, because a state history lists the newest state first.
+        This method only collects LangGraph states. `build_conversations` later sorts them by time
+        and then adds their messages, because a LangGraph state history lists the newest state
+        first.
 
         Args:
             line_number: The position of the object in the file, such as "3" or "3.1".
@@ -147,8 +149,8 @@ class JsonLinesReader:
     ) -> Conversation:
         """Build a conversation from an exported object that has no thread id.
 
-        Until `ThreadNames` assigns an id, the conversation has a provisional id, which is derived
-        from `provisional_name`.
+        Until `ThreadNames` assigns the final id, the conversation has a provisional id that is
+        derived from `provisional_name`.
         """
 
         def build(id: str, is_timed: bool) -> Conversation:
@@ -179,7 +181,7 @@ class JsonLinesReader:
     def _get_or_create_conversation_and_path(
         self, thread_id: object, metadata: Mapping[str, Any]
     ) -> tuple[Conversation, _MessageIdsFromRoot]:
-        """Return the conversation of a thread, and the path to its most recently added message.
+        """Return a thread's conversation, and the path from its root to the last added message.
 
         If there is no conversation with this thread id, create it. Add `metadata` to the
         conversation.

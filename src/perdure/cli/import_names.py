@@ -54,8 +54,9 @@ class _StoredThread(NamedTuple):
     ) -> bool:
         """Return whether the conversation could belong to this stored thread.
 
-        A conversation does not belong to a thread if it starts with the same messages, but its next
-        message is neither in the thread nor follows the end of a branch.
+        If a conversation and a thread start with the same messages, the conversation can belong to
+        the thread only if the conversation's next message is in the thread or follows the end of
+        one of the thread's branches.
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
@@ -121,13 +122,13 @@ class ThreadNames:
             _serialize_message_for_comparison(draft.nodes[key].message)
             for key in draft.list_message_ids_from_root(draft.leaf)
         ]
-        # `unused_id` is the first candidate id that no thread has. `gap` is the number of
-        # consecutive candidates without a thread.
+        # `unused_id` is the first candidate id that no thread uses. `gap` is the number of
+        # consecutive candidate ids, up to the current one, that no thread uses.
         unused_id, gap = "", 0
         conversation: Conversation | None = None
         for id, shared_count, is_former in self._iter_candidate_thread_ids(draft, prefix_ids):
-            # An id that the same file has already assigned to an equal conversation is not assigned
-            # again.
+            # If this id has already been assigned to an identical conversation in the same file, do
+            # not assign it again.
             stored = None if (file, id, full_id) in self._assigned else self._get_stored_thread(id)
             if stored is not None and stored.can_be_continued_by(signatures, shared_count):
                 conversation = draft.unnamed.build(id, not is_former)
@@ -143,8 +144,8 @@ class ThreadNames:
         number = 2 + self._equal_counts[file, full_id]
         is_numbered = conversation.id == derive_id(full_id, number)
         self._assigned.add((file, conversation.id, full_id))
-        # If the conversation got the next numbered id, count it, so that the next copy of the
-        # conversation in this file gets a higher number.
+        # If the conversation was assigned the next numbered id, increment the count, so that the
+        # next identical conversation in this file gets a higher number.
         if is_numbered:
             self._equal_counts[file, full_id] += 1
         # Remove the thread from the cache, because the import is about to change the thread.
@@ -166,7 +167,7 @@ class ThreadNames:
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
     def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:
-        """Return a candidate id for each prefix of the main branch, shortest prefix first.
+        """Return a candidate thread id for each prefix of the main branch, shortest prefix first.
 
         Each id is a hash of the user and of the messages in the prefix.
         """
@@ -209,10 +210,10 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_ids_of_threads_imported_by_earlier_version(self, draft: Conversation) -> list[str]:
-        """Return the ids of the threads that contain the longest beginning of the conversation.
+        """Return the ids of the threads that share the longest prefix with the conversation.
 
-        Only threads that an earlier version of perdure imported are searched. If no thread contains
-        the first message, return an empty list.
+        Search only threads that an earlier version of perdure imported. If no thread contains the
+        first message, return an empty list.
         """
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem

@@ -16,8 +16,8 @@ from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorte
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
 # Names of the request fields that can contain a conversation.
 _CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
-# A function that imports a conversation. Its arguments are the position in the file, such as
-# "3" or "3.1", and the object with the `messages` list.
+# A function that imports one conversation. It is called with the conversation's position in the
+# file, such as "3" or "3.1", and the object that contains the `messages` list.
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -71,7 +71,7 @@ def is_batch_line(line: Mapping[str, Any]) -> bool:
 
 
 class OpenAIBatches:
-    """Collects batch requests and responses, which may be in different files, and matches them."""
+    """Collects batch requests and pairs them with their responses, which may be in other files."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
@@ -138,8 +138,8 @@ class OpenAIBatches:
     def _add_response_to_request(self, response_line: Mapping[str, Any]) -> None:
         """Append a response's messages to the conversation in the matching request.
 
-        If the response contains several answers, the first one becomes the main branch, and each of
-        the others becomes another branch.
+        If the response contains alternative answers, the first one becomes the main branch, and
+        each of the others becomes a separate branch.
 
         Raises:
             MalformedPart: The batch request failed, the response contains no message, or the

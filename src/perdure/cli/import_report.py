@@ -30,8 +30,8 @@ class ConversationsReport:
     # Number of messages that an earlier import skipped or stored only partially, and that this
     # import has completed.
     updated: int = 0
-    # Number of messages that an earlier import skipped or stored only partially, and that could not
-    # be completed because the thread's state has changed since.
+    # Number of messages that an earlier import skipped or stored only partially, and that this
+    # import could not complete because the thread's state has changed since then.
     outdated: int = 0
     # Number of conversations, or threads of a database, to which this import added nothing.
     unchanged: int = 0

@@ -1,8 +1,8 @@
 """Store imported conversations as threads, and extract memories from them.
 
 While a thread is short, a checkpoint is stored after every turn. As the thread grows, checkpoints
-become less frequent, because storing checkpoints takes a large part of the time of an import. With
-a checkpoint after every turn, the import of a thread with 4,800 messages takes eight times as long.
+become less frequent, because storing them takes a large part of the import's time. If a checkpoint
+were stored after every turn, importing a thread with 4,800 messages would take eight times as long.
 The choice of messages that get a checkpoint depends only on the message tree. When an interrupted
 import is repeated, it therefore chooses the same messages as before and stores only the missing
 checkpoints.
@@ -129,8 +129,9 @@ class ImportWriter:
     def store_memories_and_project_documents(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that do not belong to any conversation.
 
-        Imported memories are stored as facts about the user, unless this import stores no memories.
-        A document is stored as an item in the namespace `("projects", USER, PROJECT)`.
+        Imported memories are stored as facts about the user, unless the import is configured to
+        store no memories. A document is stored as an item in the namespace `("projects", USER,
+        PROJECT)`.
         """
         from perdure.memory.collection import Collection
 
@@ -154,7 +155,7 @@ class ImportWriter:
                 self._store_imported_text_as_memory(collection, saved)
 
     def _store_imported_text_as_memory(self, collection: Collection, saved_text: SavedText) -> None:
-        """Store a text as a memory, unless there is a tombstone for the text, and count it."""
+        """Store a text as a memory unless a tombstone exists for it, and count the outcome."""
         from perdure.memory.gate import is_forgotten
 
         adapter, namespace = StoreAdapter(self._database.store), collection.namespace
@@ -181,9 +182,9 @@ class ImportWriter:
 
         If a message cannot be encoded, skip the conversation and report a problem.
         """
-        # The metadata of an archived thread already contains the thread's user. Do not overwrite
-        # that user. If no memories are to be extracted, store the user "", so that background
-        # workers extract none either.
+        # The metadata of an archived thread already contains the thread's user, which must not be
+        # overwritten. For any other thread, store the user "" if no memories are to be extracted,
+        # so that background workers extract none either.
         if not conversation.is_archived:
             user = conversation.metadata.get("user_id", self._database.user)
             conversation.metadata["user_id"] = user if self._with_memories else ""
@@ -377,8 +378,8 @@ class ThreadImport:
         Returns:
             The number of new messages.
         """
-        # A new first message can be stored only if the thread is empty, or if the thread's first
-        # checkpoint has not been removed.
+        # A new first message can be stored only if the thread is empty or still contains its first
+        # checkpoint.
         can_start_at_root = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
@@ -406,9 +407,9 @@ class ThreadImport:
     def _replace_partly_imported_messages(self) -> None:
         """Complete the messages that an earlier version of perdure skipped or stored partially.
 
-        The messages are completed in a new checkpoint after the head, so no branch is created. If a
-        partially stored message, or the parent of a skipped message, is no longer in the thread's
-        state, the message is not completed.
+        The messages are completed in a new checkpoint after the head, so no branch is created. A
+        partially stored message is completed only if the thread's state still contains it, and a
+        skipped message is added only if the state still contains its parent.
         """
         incomplete_texts = {
             key: text
@@ -499,10 +500,10 @@ class ThreadImport:
     def _record_checkpoint_of_message_and_ancestors(
         self, message_id: str, checkpoint_id: str, ancestors_checkpoint_id: str | None
     ) -> None:
-        """Map a message to the checkpoint that ends with the message.
+        """Record which checkpoint ends with the given message.
 
-        Map the message's ancestors to `ancestors_checkpoint_id`, up to the first one that is
-        already mapped.
+        Also map the message's ancestors to `ancestors_checkpoint_id`, stopping at the first
+        ancestor that is already mapped to a checkpoint.
         """
         self._checkpoint_of_message[message_id] = checkpoint_id
         node = self._conversation.nodes.get(message_id)
@@ -532,9 +533,10 @@ class ThreadImport:
             if parent_message_id is None
             else self._new_checkpoints.get(str(self._checkpoint_of_message[parent_message_id]))
         )
-        # A checkpoint that this import has stored is continued without reading it. A thread with
-        # fewer than `TITLE_CANDIDATES` messages may have no title yet, and `put` cannot make the
-        # title from a `Continuation`, so all messages of such a thread are passed to `put`.
+        # A checkpoint that this import has stored can be continued without being read from the
+        # database. However, a thread with fewer than `TITLE_CANDIDATES` messages may not have a
+        # title yet. Because `put` cannot derive the title from a `Continuation`, pass all messages
+        # of such a thread to `put`.
         continued = (
             new_checkpoint
             if new_checkpoint
@@ -610,15 +612,16 @@ class ThreadImport:
     def _move_head_to_end_of_main_branch(self, has_new_messages: bool) -> None:
         """Move the head to the end of the main branch, unless a run has continued the thread.
 
-        Storing a checkpoint makes it the head. Therefore, the head is moved after all checkpoints
-        have been stored. The head may need to be moved even if this import stored nothing, because
-        an earlier import may have been killed before it could move the head. This is assumed if the
-        head is the latest checkpoint, was written by an import, and ends with a message of this
-        conversation other than the last message of the main branch.
+        Storing a checkpoint makes it the head, so the head is moved only after all checkpoints have
+        been stored. The head may need to be moved even if this import stored nothing, because an
+        earlier import may have been killed before it could move the head. An earlier import is
+        assumed to have been killed if the head is the latest checkpoint, was written by an import,
+        and ends with a message of this conversation that is not the last message of the main
+        branch.
 
-        If a run has continued the thread, the head that the thread had before this import is
-        restored. If that head is the latest checkpoint and was written by an import, the newest
-        checkpoint that was not written by an import becomes the head instead.
+        If a run has continued the thread, the head is reset to what it was before this import.
+        However, if the previous head is the latest checkpoint and was written by an import, the
+        newest checkpoint that was not written by an import becomes the head instead.
         """
         leaf, head = (
             self._conversation.leaf,

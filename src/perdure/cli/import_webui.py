@@ -28,7 +28,8 @@ _LIBRECHAT_ROOT: Final = (
     # Parent id of a conversation's first message in a LibreChat export.
     "00000000-0000-0000-0000-000000000000"
 )
-# For two fields of `IMPORTED_KEYS`, the name of the field in a LibreChat export
+# Maps the `IMPORTED_KEYS` names for a conversation's creation and update times to the names of
+# these fields in a LibreChat export.
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 
@@ -74,7 +75,7 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
 def _convert_open_webui_message(
     message_id: str, message: Any, conversation: Conversation
 ) -> list[BaseMessage]:
-    """Convert a message of Open WebUI. Return an empty list if nothing of it is imported.
+    """Convert an Open WebUI message. Return an empty list if no part of it is imported.
 
     Skipped parts are counted in the conversation's `left_out`.
 
@@ -140,7 +141,8 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
             messages[key] = _convert_librechat_message(key, message, conversation)
         except MalformedPart as exc:
             conversation.add_problem(str(exc), key)
-    # The main branch ends at the newest message or, if no message has a time, at the last one.
+    # The main branch ends at the message with the latest timestamp or, if no message has a
+    # timestamp, at the last message in the export.
     newest = max(times, key=lambda key: times[key], default="") if any(times.values()) else ""
     conversation.add_message_tree(parents, messages, newest)
     return conversation

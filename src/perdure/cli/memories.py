@@ -396,7 +396,8 @@ def _print_erasure_preview(database: CommandDatabase, receipt: Receipt) -> None:
 def _format_memory_count(receipt: Receipt) -> str:
     """Return the number of memories listed in an erasure receipt.
 
-    Only items in the namespaces of `_LABELS` are counted. Quarantined texts, for example, are not.
+    Only items whose namespace starts with one of `_LABELS` are counted. This excludes quarantined
+    texts, for example.
     """
     count = sum(namespace[0] in _LABELS for namespace, _ in receipt.keys)
     return format_count(count, "memory", "memories")

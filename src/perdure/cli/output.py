@@ -369,7 +369,7 @@ def _is_pager_available() -> bool:
 
 
 def print_whether_deleted_bytes_remain(is_scrubbed: bool) -> None:
-    """Print whether the bytes of deleted values have been removed from the database file."""
+    """Print whether deleted values have been physically removed from the database file."""
     if is_scrubbed:
         print_text("the deleted bytes have been removed from the file")
     else:

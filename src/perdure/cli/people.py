@@ -204,7 +204,7 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 def _get_sender_and_represented_user(audit_record: dict[str, Any]) -> tuple[Any, Any]:
     """Return the user who sent an audited request, and the user on whose behalf it was sent.
 
-    The second user is None if the sender acted for nobody else.
+    The second user is None if the sender did not act on behalf of another user.
     """
     return audit_record.get("user"), audit_record.get("acting_for")
 

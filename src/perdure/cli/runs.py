@@ -165,8 +165,8 @@ async def _find_runs(
 ) -> list[RunRow]:
     """Return runs, newest first.
 
-    A run belongs to the person whose memories it uses or, if that is not recorded, to the person of
-    its thread.
+    A run belongs to the person whose memories it uses. If that person is not recorded, the run
+    belongs to the same person as its thread.
 
     Args:
         database: The database of the command.
@@ -247,9 +247,9 @@ async def _find_crons_with_persons(
 ) -> list[tuple[CronRow, str]]:
     """Return crons, each with the person to whom it belongs, ordered by next run time.
 
-    A cron belongs to the same person as its thread. This does not apply if the thread belongs to
-    nobody, or if the cron creates a new thread for each run. Such a cron belongs to the person on
-    whose behalf it was created or, if there is none, to the user who created it.
+    A cron that runs on an existing thread belongs to the same person as the thread. If the thread
+    belongs to nobody, or if the cron creates a new thread for each run, the cron belongs to the
+    person on whose behalf it was created or, failing that, to the user who created it.
 
     Args:
         database: The database of the command.

@@ -202,7 +202,7 @@ def serve(
 
 
 class _ServerInputs(NamedTuple):
-    """The files and addresses from the options of `perdure serve` and from the settings.
+    """The files and addresses given in the options of `perdure serve` and in the settings.
 
     Attributes:
         keys: The keys file, or None.
@@ -395,9 +395,10 @@ def _serve_in_worker_process(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Install a SIGTERM handler, and stop this process when its parent process dies.
 
-    If the parent process is killed by SIGKILL, it cannot stop its child processes. For this case,
-    an OS thread in the child process waits until the parent process has exited, and then sends
-    SIGTERM to the child process. If `sigterm_handler` is not the default handler, it sends SIGKILL.
+    If the parent process is killed by SIGKILL, it cannot stop its child processes. To handle this
+    case, an OS thread in the child process waits for the parent process to exit, and then sends
+    SIGTERM to the child process. If `sigterm_handler` is not the default handler, the OS thread
+    sends SIGKILL instead.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()

@@ -212,12 +212,13 @@ class Tables:
     def read_settings(self) -> Flow[list[Row]]:
         """Read the settings of the checkpointer or store, which are copied after all tables."""
         return []
-        yield  # This unreachable statement makes the method a generator, as a flow must be.
+        # Unreachable. Makes this method a generator function, because a `Flow` is a generator.
+        yield
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Store the source's settings in this target database, after all rows have been copied.
+        """Store the source database's settings in this target after all rows have been copied.
 
-        Also ensure that new rows of the target get keys above those of the copied rows.
+        Also make sure that rows inserted later get higher keys than the copied rows.
         """
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
@@ -244,7 +245,8 @@ class Tables:
         return sorted({*owners})
 
 
-# Values of `Table.owner` and `Table.joins` for rows that belong to a thread, a namespace or a log
+# Values of `Table.owner` and `Table.joins` for tables whose rows belong to threads, namespaces or
+# logs
 _OF_THREAD: Final = "t.thread_id", "LEFT JOIN threads t ON t.thread_key = r.thread_key"
 _OF_NAMESPACE: Final = (
     "t.thread_id, n.checkpoint_ns",
@@ -441,7 +443,7 @@ class ThreadTables(Tables):
         return statements
 
     def _build_tags(self, body: bytes) -> list[int]:
-        """Compute the target's tags for a checkpoint, given its decrypted body."""
+        """Compute the target's metadata index tags for a checkpoint from its decrypted body."""
         return compute_metadata_index_tags(
             self.reader.seal, self.reader.codec.decode(unpack(body)[0][1])
         )
@@ -457,7 +459,7 @@ _COMMON: Final = "id, namespace_key, key, version, created_at, valid_from"
 
 
 def _item_associated_data(path: bytes, key: str, version: int) -> list[AssociatedData]:
-    """Return the associated data of the columns `value` and `provenance` of a store item."""
+    """Return the encryption's associated data for the `value` and `provenance` of a store item."""
     return [(name, path.decode(), key, version) for name in ("value", "provenance")]
 
 

@@ -118,7 +118,7 @@ def threads(
             "status": [row["status"] for _, row in pairs],
             "user": [row["person"] or "" for _, row in pairs],
         }
-        # A column is left out if all its cells have a usual value.
+        # Omit a column if all its cells have usual values, such as the status "idle".
         usual = {"status": {"idle"}, "user": {"", database.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
@@ -220,7 +220,8 @@ def _find_matching_heads(
 
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
-        # A thread whose id was only reserved by a client of the server is not listed.
+        # Do not list a thread that does not exist yet because a client of the server has only
+        # reserved its id.
         is_created = thread.head_metadata is not None or client is None or not client.is_reserved
         has_person = user is None or user == find_person_of_thread(
             thread.head_metadata or {}, {} if are_organisations else thread.metadata

@@ -273,9 +273,10 @@ def build_json_containment_predicate(expected: Any) -> Callable[[Any], bool]:
 
     A dict contains the expected dict if it has all expected keys and each of their values contains
     the corresponding expected value. A list contains the expected list if it contains each expected
-    element, in any order. An expected string, number or null must be equal to an element of the
-    list. An expected dict or list must be contained in an element. Any other value must be equal to
-    the expected value. The returned function runs in time linear in the size of the JSON value.
+    element, in any order. An expected element that is a string, number or null must equal one of
+    the list's elements; an expected dict or list must be contained in one of them. A value that is
+    neither a dict nor a list must equal the expected value. The returned function runs in time
+    linear in the size of the JSON value.
 
     Args:
         expected: The JSON value that must be contained.

@@ -24,10 +24,10 @@ _MAX_NAME_CHARS: Final = 4096
 
 
 async def identify_caller(connection: HTTPConnection) -> Identity:
-    """Return the identity of the user who sends a request.
+    """Return the identity of the user who sent a request.
 
-    If the request has the `X-Perdure-User` header, the user acts on behalf of the person that the
-    header names.
+    If the request has the `X-Perdure-User` header, the user acts on behalf of the person named in
+    the header.
 
     Args:
         connection: The HTTP request or the websocket.

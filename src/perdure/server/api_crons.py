@@ -264,7 +264,7 @@ async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Actio
 
 
 async def _select_own_thread_ids(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return those of the given thread ids that belong to the caller's own threads.
+    """Select the ids of the caller's own threads from the given thread ids.
 
     A thread is the caller's own if its runs use the caller's memories and the caller is permitted
     to list the thread.

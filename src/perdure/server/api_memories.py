@@ -85,9 +85,9 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     """Search for memories, and return them with a breakdown of their scores, best match first.
 
     The search finds the memories that an agent would recall with the same options. In the response,
-    `text` is the text that the agent's model would see if the agent recalled these memories, and
-    `floor` is the score that a memory must reach to be returned. If the request sets `explain`, the
-    response also lists the memories that scored less than `floor`, in the field `below`.
+    `text` is what the agent's model would see if the agent recalled these memories, and `floor` is
+    the minimum score for a memory to be returned. If the request sets `explain`, the response also
+    lists the memories that scored less than `floor`, in the field `below`.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_memory_selection(
@@ -133,9 +133,9 @@ async def change_memory(
 ) -> Response:
     """Correct a memory whose text is wrong, or replace a memory that is no longer true.
 
-    Without `supersede`, the old text counts as wrong. With `supersede`, the old text counts as true
-    until the time `at`, or until now if `at` is not given. In both cases, the old text is kept as
-    an earlier version of the memory.
+    Without `supersede`, the old text is considered to have been wrong. With `supersede`, the old
+    text is considered to have been true until the time `at` (default: now). In both cases, the old
+    text is kept as an earlier version of the memory.
     """
     memories, config = await _authorize_and_build_memory_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
@@ -180,9 +180,10 @@ async def _authorize_and_build_memory_collection(
 
 
 def _build_provenance_of_team_memory(call: Call, team: str | None) -> Provenance | None:
-    """Return the provenance of a team memory, which names its author.
+    """Return the provenance of a team memory, which includes the name of the memory's author.
 
-    For a memory of the user, return None, which stands for the default provenance.
+    For a memory that belongs to the user instead of a team, return None, so that the default
+    provenance is used.
     """
     if team is None:
         return None

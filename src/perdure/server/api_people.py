@@ -210,7 +210,7 @@ async def delete_person(
 ) -> Response:
     """Erase everything that belongs to a person, and return the report.
 
-    With `hand_over`, items that the person wrote into the memories of teams are kept without the
+    With `hand_over`, items that the person added to team memories are kept, but without the
     person's name.
     """
     person = await authorize_export_or_erasure_of_person(call, user, _ERASE_ACTION)

@@ -136,7 +136,8 @@ RequestedRun = Annotated[Run, Depends(get_requested_run)]
 async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
     """Return the requested run if its events are still available.
 
-    If events of the run are only in the database, readers in this process can read them afterwards.
+    If events of the run are stored only in the database, load them first, so that readers in this
+    process can read them.
 
     Raises:
         Refused: The events are no longer kept.
@@ -551,7 +552,7 @@ def _build_run_path(run: Run) -> str:
 
 
 async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> None:
-    """Check that the credentials of a streaming client still have the same identity.
+    """Check that a streaming client's credentials are still valid and identify the same user.
 
     Raises:
         Unauthenticated: The key was revoked, belongs to another user now, or has other permissions
@@ -733,10 +734,10 @@ class RunEvents:
                 yield part
 
     def build_run_end_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return an empty list, because the end of a run is no event in this protocol.
+        """Return an empty list, because this protocol has no event for the end of a run.
 
-        The response ends when the run's database row shows that the run has ended. This method
-        implements `Player.build_run_end_events`.
+        Instead, the response stream ends when the run's database row shows that the run has ended.
+        This method implements `Player.build_run_end_events`.
         """
         return []
 
@@ -802,7 +803,7 @@ class RunEvents:
 
 
 def _reduce_configs_in_stream_data(stream_mode: str, data: Any) -> Any:
-    """Reduce the configs in the data of a `checkpoints` or `debug` event.
+    """Reduce each config in the data of a `checkpoints` or `debug` event to its checkpoint ids.
 
     See `replace_configs_of_streamed_checkpoint_by_ids` for the reason and the resulting format.
     """

@@ -300,8 +300,8 @@ async def update_thread_state(
             and not person.is_sender_trusted
             and await _has_subgraph(graph, checkpoint_ns)
         ):
-            # A later run continues from the head of the root namespace, or from the checkpoint of
-            # the root namespace to which the subgraph's checkpoint belongs. Mark both.
+            # A later run continues from one of two checkpoints in the root namespace, either from
+            # the head or from the parent of the subgraph's checkpoint. Mark both checkpoints.
             parents: Mapping[str, str] = (base_checkpoint.metadata if base_checkpoint else {}).get(
                 "parents", {}
             )
@@ -328,13 +328,13 @@ async def update_thread_state(
 
 
 async def mark_head_if_chosen_by_other_user(runs: Runs, call: Call, thread_id: str) -> None:
-    """Record at the head that a user other than the person has changed the thread.
+    """Record at a thread's head that a user other than the thread's person has changed the thread.
 
-    Nothing is recorded if the user of the call may change the thread as the person; see
+    Nothing is recorded if the caller's changes count as changes by the person; see
     `Person.is_sender_trusted`.
 
-    Call this function after the user has made an older checkpoint the head. The thread's lock must
-    be held.
+    Call this function after the caller has made an older checkpoint the head. The thread's lock
+    must be held.
     """
     thread = await call.threads.get_permitted_row(thread_id)
     _, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
@@ -348,8 +348,8 @@ async def mark_head_if_chosen_by_other_user(runs: Runs, call: Call, thread_id: s
 
 
 async def _has_subgraph(graph: Any, checkpoint_ns: str) -> bool:
-    """Return whether a graph has the subgraph whose checkpoints are in a namespace."""
-    # A namespace such as "agent:5f3c|tools:9a1b" consists of the names and task ids of nodes.
+    """Return whether a graph contains the subgraph that stores its checkpoints in a namespace."""
+    # A checkpoint namespace such as "agent:5f3c|tools:9a1b" consists of node names and task ids.
     nodes = "|".join(
         part.partition(":")[0] for part in checkpoint_ns.split("|") if not part.isdigit()
     )
@@ -515,12 +515,12 @@ def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
 async def _read_state_without_graph(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """Build a `StateSnapshot` for a checkpoint without the thread's graph.
+    """Build a checkpoint's `StateSnapshot` when the thread's graph is not available.
 
     The graph is not available if this server does not serve it, or if one of its reducers cannot
     apply a stored value. As in LangGraph, the field `next` lists only unfinished tasks if `config`
-    requests the latest checkpoint. If `config` names a checkpoint, `next` lists all of its tasks,
-    including completed ones.
+    requests the latest checkpoint. If `config` specifies a checkpoint, `next` lists all of the
+    checkpoint's tasks, including completed ones.
     """
     if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())

@@ -256,8 +256,8 @@ async def delete_thread(
 
     The thread's runs are stopped first.
 
-    A caller who is not an admin erases only memories of the caller. An admin erases the memories of
-    all users.
+    If memories are to be erased, an admin erases those of all users, and any other caller erases
+    only their own.
     """
     await call.permit_thread(thread_id)
     places = await find_erasable_memory_namespaces(call) if memories == "erase" else []

@@ -255,7 +255,7 @@ def create_app(
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_endpoints_declare_actions(app)
-    # The first path segments of perdure's routes, or None without a custom application; see
+    # The first path segments of perdure's routes, or None if there is no custom application; see
     # `guard._is_perdure_path`.
     app.state.first_segments = None
     if custom is not None:

@@ -311,9 +311,10 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
     """Return the id of the assistant that the thread's last run used, or the thread's graph name.
 
-    The graph name stands for the graph's default assistant. It is returned if the caller has no
-    permission to read the last run's assistant, or if that assistant was deleted or now belongs to
-    another graph. If the thread has no graph, the name is `""`.
+    A graph name serves as the id of the graph's default assistant. The graph name is returned if
+    the thread records no assistant, if the caller is not permitted to read the last run's
+    assistant, or if that assistant was deleted or now belongs to another graph. If the thread has
+    no graph, the name is `""`.
     """
     graph_id: str = thread["metadata"].get("graph_id") or ""
     last_assistant_id = thread["metadata"].get("assistant_id")

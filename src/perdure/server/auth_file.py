@@ -89,9 +89,9 @@ def _build_user_object_for_handlers(identity: Identity) -> Any:
     """Return the user object that is passed to authorization handlers.
 
     This is the user object that the authentication handler returned, with an additional field
-    `acting_for`. This field identifies the person on whose behalf the user sends the request, or is
-    None if there is no such person. If there is no such person, a user object that is not a mapping
-    is returned unchanged.
+    `acting_for`. This field identifies the person on whose behalf the user sends the request. It is
+    None if the user does not act on behalf of anyone; in that case, a user object that is not a
+    mapping is returned unchanged.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):

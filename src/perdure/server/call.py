@@ -117,10 +117,10 @@ class Call:
     async def authorize_arguments(
         self, requested_arguments: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Check that the action is permitted, open the database, and return permitted arguments.
+        """Authorize the action, open the database, and return the arguments to use.
 
-        An authorization handler may change the arguments of an action. Code that awaits this method
-        must use the returned arguments instead of the ones passed in.
+        An authorization handler may change an action's arguments. Code that awaits this method must
+        therefore use the returned arguments instead of those that it passed in.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -171,10 +171,10 @@ class Call:
     ) -> None:
         """Raise an error if the user may not see the memories in a thread's model views.
 
-        A model view is a recorded request to a model. It can contain memories that a run recalled.
-        A model view is visible to the person to whom the thread belongs, and to callers who are
-        permitted to act on that person's behalf. If the thread does not belong to anyone, its model
-        views are visible to everyone who has access to the thread.
+        A model view is the recorded input of a model call. It can contain memories that the run
+        recalled. A model view is visible to the person to whom the thread belongs, and to callers
+        who are permitted to act on that person's behalf. If the thread does not belong to anyone,
+        its model views are visible to everyone who has access to the thread.
 
         Args:
             thread_id: The thread, to which the caller has access.
@@ -241,7 +241,7 @@ class Call:
 
     @property
     def filter(self) -> Filter:
-        """Return the filter that the metadata of accessible threads, crons and assistants match."""
+        """Return the metadata filter for threads, crons and assistants that the caller may use."""
         self._require_database()
         return self._filter
 
