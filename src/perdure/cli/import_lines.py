@@ -72,8 +72,8 @@ class JsonLinesReader:
         # object and the thread id.
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # Collects each user's single messages that have no thread id. The value for a user is an
-        # object that is structured like an exported conversation.
+        # Collects, for each user, the messages that were exported one per line and have no thread
+        # id. The value for a user is an object that is structured like an exported conversation.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
         # The user of the most recent single message without a thread id. If a later message of this
         # kind names no user, it is assigned to this user.
@@ -99,7 +99,7 @@ class JsonLinesReader:
     def add_conversation(self, line_number: str, exported: Mapping[str, Any]) -> None:
         """Add a conversation from an object that contains a list of messages.
 
-        This method only collects LangGraph states. `build_conversations` later sorts them by time
+        LangGraph states are not added immediately. `build_conversations` later sorts them by time
         and then adds their messages, because a LangGraph state history lists the newest state
         first.
 

@@ -210,7 +210,7 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_ids_of_threads_imported_by_earlier_version(self, draft: Conversation) -> list[str]:
-        """Return the ids of the threads that share the longest prefix with the conversation.
+        """Return the ids of threads that share the longest message prefix with the conversation.
 
         Search only threads that an earlier version of perdure imported. If no thread contains the
         first message, return an empty list.

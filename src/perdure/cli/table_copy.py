@@ -212,7 +212,8 @@ class Tables:
     def read_settings(self) -> Flow[list[Row]]:
         """Read the settings of the checkpointer or store, which are copied after all tables."""
         return []
-        # Unreachable. Makes this method a generator function, because a `Flow` is a generator.
+        # This statement is unreachable. It makes the method a generator function, because a `Flow`
+        # is a generator.
         yield
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
