@@ -113,4 +113,6 @@ def test_paths_refuse_dots_as_user_names(path: str, client: httpx.Client) -> Non
     """Clients resolve dots as parts of a path, so dots cannot be user names."""
     reply = client.get(path)
 
-    assert (reply.status_code, "user name that is not blank" in reply.text) == (422, True), reply.text
+    assert (reply.status_code, "user name that is not blank" in reply.text) == (422, True), (
+        reply.text
+    )
