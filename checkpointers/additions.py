@@ -135,8 +135,8 @@ class Additions:
     ) -> ValueReference:
         """Append the new items of a channel's value to the channel's log.
 
-        Return the reference that the checkpoint stores for the value. Also update the channel's
-        ranges and transcript in `snapshot`.
+        Return the reference that the checkpoint stores for the value. In `snapshot`, also update
+        the log ranges of the value and the transcript of the channel.
         """
         if split_value.update is not None:
             ref = self._append_delta_update_to_log(channel, split_value.update, snapshot, parent)
@@ -174,8 +174,8 @@ class Additions:
             transcript = _join_transcript_and_new_value_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # If the value consists of the parent's whole transcript followed by new items, it is also
-        # the new transcript.
+        # If the value consists of the parent's whole transcript followed by new items, the new
+        # transcript is the same as the value.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],
@@ -201,8 +201,9 @@ class Additions:
     ) -> ValueReference:
         """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
 
-        Return the reference that the checkpoint stores for the channel's value. Also set the
-        channel's transcript in `snapshot`, and its ranges if the parent's ranges are known.
+        Return the reference that the checkpoint stores for the channel's value. In `snapshot`, also
+        set the channel's transcript and, if the ranges of the parent's value are known, the ranges
+        of the new value.
         """
         log, change_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
@@ -224,9 +225,9 @@ class Additions:
         new_ranges = join_adjacent_ranges(
             (change_position, change_position + 1) for change_position in transcript_positions
         )
-        # Leave out the items of the parent's value. The transcript already contains their messages,
-        # but possibly in an earlier encoding and thus as different items. In that case,
-        # `_join_transcript_and_new_value_ranges` would add the messages once more.
+        # Leave out the items of the parent's value, because the transcript already contains their
+        # messages. If the transcript contains them in an earlier encoding, they are different items
+        # there, and `_join_transcript_and_new_value_ranges` would add the messages a second time.
         if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -254,9 +255,9 @@ class Additions:
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
         """Replace the value of a pending write with a log reference if possible.
 
-        The value is replaced if it is an item in `positions_by_item`. A list or dict is replaced if
-        each of its elements is a log range or such an item. Otherwise, the write is returned
-        unchanged.
+        A value is replaced if it is a log item whose position `positions_by_item` contains. A list
+        or dict is replaced if each of its elements is a log range or such an item. Otherwise, the
+        write is returned unchanged.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -409,9 +410,10 @@ class PlannedTransaction:
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record in the `Head` object whether the new head has pending writes.
 
-        Nothing is recorded if the stored checkpoint is not the new head. Writes of a checkpoint can
-        be stored before the checkpoint itself. If the new head has no pending writes, this fact is
-        cached. If it has some, they are read from the database when needed.
+        If the stored checkpoint is not the new head, nothing is recorded. A new head can already
+        have pending writes, because writes can be stored before the checkpoint to which they
+        belong. If it has no pending writes, this fact is cached. If it has pending writes, they are
+        read from the database when needed.
 
         Args:
             rows: The rows returned by the first statement of the transaction. The last column of
@@ -510,8 +512,8 @@ def cache_pending_writes(
 ) -> None:
     """Cache the pending writes of a task if the next checkpoint may need them.
 
-    The writes are cached if the value of at least one of them is a message, a list or a dict. The
-    next checkpoint may store such a message, or the elements of the list or dict, in a log.
+    The writes are cached if at least one of their values is a message, a list or a dict. The next
+    checkpoint may store the message, or the elements of the list or dict, in a log.
     """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""

@@ -93,8 +93,8 @@ class AssistantTable(ServerTable):
             rows = yield self._sql("latest_version", assistant_id)
             if not rows:
                 return None
-            # The last column is the highest version number, which may be higher than the number of
-            # the latest version.
+            # The last column is the highest version number of the assistant. It exceeds the number
+            # of the latest version if a client has made an earlier version the latest one.
             previous, version, now = self._decrypt_row(rows[0]), rows[0][-1] + 1, time.time()
             content = build_content(previous)
             yield LastRequest(self._build_version_insert(assistant_id, version, content, now))

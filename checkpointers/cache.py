@@ -2,9 +2,9 @@
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
 stays valid when other processes write to the database. A cached item becomes stale only when items
-are deleted from its thread. Each deletion from a thread increments the thread's `generation`. A
-read uses cached items only if the cached `generation` equals the stored one, or if nobody else has
-written to the database since this process stored the head.
+are deleted from its thread. Every time data is deleted from a thread, the thread's `generation` is
+incremented. Cached items are used only if the cached `generation` equals the one in the database,
+or if nobody else has written to the database since this process stored the head.
 
 The write plan for a new checkpoint is built from a cached head. The plan is committed only if the
 thread's version token in the database still equals the one that was cached with the head. Every
@@ -203,7 +203,8 @@ class ChannelLog:
     def resolve_alias_to_item_position(self, item_or_alias_position: int) -> int:
         """Return the position of the item to which an alias refers.
 
-        The position of an item, and of an alias that is not cached, is returned unchanged.
+        If the given position is that of an item, or of an alias that is not cached, it is returned
+        unchanged.
         """
         return (
             self.origins.get(item_or_alias_position, item_or_alias_position)
@@ -362,10 +363,10 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the thread's cached log with the key `log_key`, or add it to the thread.
+        """Return the thread's log with the key `log_key`, and add the log if it is not cached yet.
 
-        `cached_thread` is an older cached copy of this thread. If it contains the log, the items
-        cached there are copied to the newly added log.
+        `cached_thread` is an older cached copy of this thread. If the older copy contains the log,
+        its cached items are copied to the newly added log.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -386,9 +387,9 @@ class Thread:
         """Return the cached, committed heads by namespace, or an empty dict if they may be stale.
 
         The cached heads may be stale if the conversation thread's cached version token differs from
-        `expected_version_token`. An empty dict is also returned while another OS thread is planning
-        a put of a checkpoint to this conversation thread. The returned heads have no pending
-        writes, because callers use the heads only as parents of new checkpoints.
+        `expected_version_token`. An empty dict is also returned while another OS thread holds this
+        conversation thread's lock to plan a put. The returned heads have no pending writes, because
+        callers use the heads only as parents of new checkpoints.
         """
         if not self.lock.acquire(blocking=False):
             return {}
@@ -459,8 +460,8 @@ class KeyBlock:
 
     def replace_reserved_row_keys(self, new_row_keys: list[int]) -> None:
         """Store newly reserved keys, unless keys from a later reservation are already stored."""
-        # The lists are in descending order, and a later reservation returns higher keys, so
-        # comparing the lists tells which reservation was later.
+        # Both lists are in descending order, and a later reservation returns higher keys. The list
+        # that compares as greater is therefore from the later reservation.
         with self._lock:
             if new_row_keys > self._left:
                 self._left = new_row_keys

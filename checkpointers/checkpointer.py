@@ -603,10 +603,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose last activity was before the given time.
 
-        A thread is deleted if the `ts` of its head is earlier than `before`. A thread is kept if a
-        run of the server in it has not ended, or if it has a cron that will run again. Imports
-        preserve the `ts` of each checkpoint, so even a thread that was imported after `before` can
-        be deleted. Each thread is checked again in the transaction that deletes it.
+        A thread is deleted if the `ts` of its head is earlier than `before`. A thread is kept if it
+        has an unfinished server run or a cron that will run again. Imports preserve the `ts` of
+        each checkpoint, so even a thread that was imported after `before` can be deleted. Each
+        thread is checked again in the transaction that deletes it.
 
         Args:
             before: A time with a time zone.

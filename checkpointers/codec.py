@@ -2,9 +2,10 @@
 
 With langgraph's `JsonPlusSerializer`, messages have their own compact encoding (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
-`values`). Decoding returns the same values and types as langgraph's serializer, except that
-instances of data classes keep the types that `values` names. If the checkpointer uses a serializer
-other than `JsonPlusSerializer`, that serializer encodes all values.
+`values`). Decoding returns the same values and types as langgraph's serializer, with one exception:
+tuples, bytearrays and dict keys inside pydantic models, dataclasses, enums and named tuples keep
+their types (see the module `values`). If the checkpointer uses a serializer other than
+`JsonPlusSerializer`, that serializer encodes all values.
 
 `Codec.encode` encodes equal values of the same types as equal bytes, unless dicts in them differ in
 the order of their keys. It stores the fields of a message in a fixed order.
@@ -164,8 +165,9 @@ class Codec:
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
                         return _prepend_format_code(name, data)
-            # If a lone surrogate was refused, refuse it in every part of the value. Otherwise, the
-            # part that contains it could be encoded by itself, and would not be found.
+            # If encoding failed because of a lone surrogate, also reject lone surrogates when
+            # encoding each part of the value separately. Otherwise, the part with the surrogate
+            # could be encoded without an error, and would not be found.
             encode = partial(
                 self._encode_value_without_wrapping_errors, exact=exact or str(exc) == SURROGATES
             )
@@ -471,8 +473,8 @@ class ValuesAsEncoded(Sequence[Any]):
     """A sequence of values that decodes a message each time the message is accessed.
 
     Each access decodes the encoded bytes again, so later changes to the original message objects
-    are not visible in the sequence. A value that is not encoded as a message in compact form is
-    returned as it is.
+    are not visible in the sequence. A value that is not stored in the compact encoding for messages
+    is returned unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

@@ -30,8 +30,8 @@ class _CollectorPause:
     def __call__(self) -> Iterator[None]:
         """Pause the garbage collector during a `with` block.
 
-        Several OS threads can pause the garbage collector at the same time. The pause ends with the
-        last of their blocks.
+        Several OS threads can pause the garbage collector at the same time. The garbage collector
+        resumes when the last of their `with` blocks ends.
         """
         with self._lock:
             self._active_pauses += 1
@@ -44,7 +44,8 @@ class _CollectorPause:
             with self._lock:
                 if self._active_pauses == 1:
                     self._restore_thresholds()
-                # The number is already 0 if the process was forked within this block.
+                # The number of active pauses is already 0 if the process was forked during the
+                # pause.
                 self._active_pauses = max(0, self._active_pauses - 1)
 
     def _restore_thresholds(self) -> None:

@@ -86,7 +86,7 @@ class CronTable(ServerTable):
         return crons
 
     async def reset_next_time(self, cron: CronRow, next_at: float) -> bool:
-        """Set a cron's next run time, unless the cron was changed or started since it was read.
+        """Set a cron's next run time, unless the cron has been modified or run since it was read.
 
         Args:
             cron: The cron as it was read.

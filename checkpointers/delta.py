@@ -134,7 +134,8 @@ class ChannelUpdate:
         """
         base = self.parent_ranges or []
         ids = [change.message_id for change in self.changes if change.message_id is not None]
-        # If no change replaces or removes a message, the added items follow the parent's items.
+        # If the changes only add messages, the new value consists of the parent's items followed by
+        # the added items.
         if not self.positions_by_id and None not in added_log_positions and len({*ids}) == len(ids):
             return join_adjacent_ranges(
                 [*base, *((p, p + 1) for p in added_log_positions if p is not None)]

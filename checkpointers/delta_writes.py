@@ -51,7 +51,7 @@ def find_cached_delta_channel_writes(
     if rows is None and put.delta_channels:
         return None
     flow = read_delta_channel_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
-    # The flow yields a statement only if it needs data that is not cached.
+    # If all the data that the flow needs is cached, it finishes without yielding a statement.
     try:
         flow.send(None)
     except StopIteration as done:
@@ -70,10 +70,11 @@ def read_delta_channel_writes(
 ) -> Flow[DeltaChannelWrites]:
     """Build the updates of `DeltaChannel`s from the values that tasks of the parent wrote.
 
-    Also find the items of snapshots that the transcript contains in another encoding. Only items
-    that are not cached are read from the database. If the new checkpoint starts a run from a parent
-    that is not the head, the parent's pending writes belong to another child of the parent. A
-    channel whose snapshot the new checkpoint contains then gets no update.
+    If the new checkpoint stores the full value (the snapshot) of a channel, also find the items in
+    this value whose messages the transcript already contains in another encoding. Only items that
+    are not cached are read from the database. If the new checkpoint starts a run from a parent that
+    is not the head, the parent's pending writes belong to another child of the parent. In this
+    case, no update is built for a channel whose full value the new checkpoint contains.
 
     Args:
         reader: The reader of items.
@@ -234,7 +235,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the title of a put if the messages of the new checkpoint may change the thread's title.
+    """Set `put.title` if messages in the new checkpoint may change the thread's title.
 
     The title is taken from the first messages of the transcript.
     """

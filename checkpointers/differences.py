@@ -24,7 +24,8 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# Position that a `ChannelDifference` reports for a value that is compared as a whole.
+# Placeholder position in a `ChannelDifference` for a value that is compared as a whole, not item by
+# item.
 _WHOLE_VALUE: Final = -1
 
 
@@ -76,9 +77,9 @@ class Differences:
     ) -> Flow[tuple[str, ...]]:
         """Return the nodes that ran between two checkpoints, each once.
 
-        The nodes are in the order of their first execution. This order is unknown if `new` does not
-        descend from `old`, or if a checkpoint between them is missing. The nodes are then in the
-        order in which `versions_seen` lists them.
+        The nodes are in the order of their first execution. The order of execution is unknown if
+        `new` does not descend from `old`, or if a checkpoint between them is missing. In this case,
+        the nodes are in the order in which `versions_seen` lists them.
         """
         nodes: list[str] = []
         step: Snapshot | None = new
@@ -103,8 +104,8 @@ class Differences:
         """Return the nodes that ran in one superstep.
 
         The field `versions_seen` of a checkpoint contains the channel versions that each node has
-        seen. If a node's entry in `versions_seen` differs between the checkpoint and its parent,
-        the node ran, because a channel triggered it. For a checkpoint with the source `input`, no
+        seen. If a node's entry in `versions_seen` differs between the checkpoint and its parent, a
+        channel triggered the node and the node ran. For a checkpoint with the source `input`, no
         nodes are returned, because langgraph then updates `versions_seen` even for nodes that did
         not run. A task created by a `Send` does not update its node's entry in `versions_seen`, so
         the nodes of such tasks are taken from the `Send`s stored in the parent checkpoint.
@@ -164,8 +165,8 @@ class Differences:
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
         """Return whether a value can be compared by log positions.
 
-        This is the case if the value is missing, or is a list or dict that is empty or whose
-        elements are separate log items.
+        The result is True for a missing value, for an empty list or dict, and for a list or dict
+        whose elements are stored as separate log items.
         """
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
@@ -192,8 +193,8 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Drop items that occur in both values. One of the values refers to such an item by an
-        # alias, so that the ranges of the two values differ.
+        # Drop items that occur in both values. The ranges of the two values differ for such an item
+        # if one value refers to it by an alias.
         in_both = {*removed} & {*added}
         removed = [position for position in removed if position not in in_both]
         added = [position for position in added if position not in in_both]

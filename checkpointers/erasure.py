@@ -351,11 +351,11 @@ class _Eraser:
             is not content
         ):
             return True
-        # A title without a message id was taken from the metadata. If the title was cut to the
-        # maximum length, it may contain the beginning of an erased message.
+        # A title without a message id was taken from metadata. If the title has the maximum length,
+        # it may have been truncated and may end with the beginning of an erased text.
         if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
-        # A title from a message without an id may come from an erased message.
+        # If the title was taken from a message without an id, that message may be an erased one.
         return title.message_id in {"", *self.remover.ids}
 
     def remember_erased_texts(self) -> None:
@@ -471,8 +471,8 @@ class _Eraser:
         """Return whether a decoded log item contains an erased message or text copied from one.
 
         The item can be a list element or a key-value pair of a dict, so the method checks for both.
-        It checks in the context in which the most is removed, because an item can occur in several
-        contexts.
+        Because an item can occur in several contexts, the method uses the context with the
+        strictest removal rules.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -509,7 +509,8 @@ class _Eraser:
             transcripts[channel] = self._erase_messages_from_transcript(
                 value_ref, *stored_transcript
             )
-        # The removed tool calls cannot be answered any more, so do not start the next nodes.
+        # A message with unanswered tool calls was removed from the end of a list, so the nodes that
+        # come next must not be started.
         for channel in refs if self._ends_with_removed_call else ():
             if channel.startswith(NEXT_NODE):
                 refs[channel] = REMOVED
@@ -566,10 +567,10 @@ class _Eraser:
         """Rewrite the pending writes of one task without the erased messages.
 
         A task that has a result must not run again. If the erasure removes the whole result of a
-        finished task, an empty write is stored as its result. If the erasure removes a write of a
-        task that was interrupted or has failed, an empty write replaces all writes of the task.
-        Such a task does not run again. If a `Send` was removed from the head, the task of the
-        `Send` is cancelled and all of the task's writes are removed.
+        finished task, an empty write is stored as the result. If the erasure removes a write of a
+        task that failed or was interrupted, an empty write replaces all writes of the task, so that
+        the task does not run again. If a `Send` was removed from the head, the task that it would
+        start is cancelled and all of the task's writes are removed.
         """
         checkpoint_id, task, path = (
             decode_stored_id(row[0]) or "",
@@ -615,8 +616,8 @@ class _Eraser:
     ) -> Flow[list[Write]]:
         """Return the writes of a task without the erased messages.
 
-        The value of a channel in `UNALTERED`, such as an interrupt, is removed entirely if any part
-        of it must be removed.
+        A write to a channel in `UNALTERED`, such as an interrupt, is dropped entirely if any part
+        of its value must be removed.
 
         Args:
             ns: The namespace.

@@ -1,10 +1,10 @@
 """Create and read labels, the metadata values that a checkpoint inherits from its parent.
 
 There are three kinds of labels. The labels `user_id` and `owner` identify the user of the thread. A
-checkpoint inherits them unless its run identifies another user. The label `STATE_FROM_OTHERS` marks
-a state to which other users have written. All other labels are values that
-`CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the metadata. The
-metadata key `LABELS` lists the names of these values.
+checkpoint inherits its parent's `user_id` and `owner` unless its run identifies a different user.
+The label `STATE_FROM_OTHERS` means that other users have written to the state. All other labels are
+values that `CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the
+metadata. The metadata key `LABELS` lists the names of these values.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a
@@ -134,11 +134,12 @@ def build_labels_of_new_checkpoint(
     """Return the labels of a new checkpoint.
 
     Values in the new checkpoint's own metadata override labels inherited from the parent
-    checkpoint. The parent's user is compared with the user that the new metadata, the context of
-    the run or the config identifies. If they differ, the new checkpoint inherits neither `user_id`
-    nor `owner`, and the new user becomes a label. Both are dropped, because otherwise the new
-    `user_id` and the inherited `owner`, or the reverse, could identify different users. The values
-    `""` and None mean nobody. If the parent has no user, only the new metadata can name one.
+    checkpoint. If the new metadata, the run's context or the config identifies a different user
+    than the parent's labels, the new checkpoint inherits neither `user_id` nor `owner`, and the
+    labels identify the new user instead. Neither label is inherited, because a new `user_id` and an
+    inherited `owner` (or a new `owner` and an inherited `user_id`) could identify different users.
+    The values `""` and None mean nobody. If the parent's labels identify no user, the new
+    checkpoint's user can come only from its own metadata.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -169,9 +170,9 @@ def build_labels_of_new_checkpoint(
 def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     """Return `user_id` and `owner` from the run's context.
 
-    A value that is not in the context is taken from the `configurable` of the config, or else from
-    its `metadata`. A value that is missing everywhere is omitted. A value that is explicitly None
-    is returned like any other value. If the context is a pydantic model, only fields that the
+    A value that is not in the context is taken from `config["configurable"]`, or else from
+    `config["metadata"]`. A value that is missing everywhere is omitted. A value that is explicitly
+    None is returned like any other value. If the context is a pydantic model, only fields that the
     caller has set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()

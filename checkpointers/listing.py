@@ -81,7 +81,7 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
-        # Do not parse `before` as an address, because it may have no `thread_id`.
+        # Do not call `parse_address` for `before`, because this config may have no `thread_id`.
         before_fields = before.get("configurable") if before else None
         before_id = (
             check_optional_text("checkpoint_id", before_fields.get("checkpoint_id"))
@@ -231,8 +231,8 @@ class Listing:
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Read a thread's last sequence number and the table rows of its namespaces.
 
-        The last sequence number is the one that the thread's last stored checkpoint received, also
-        if this checkpoint was removed since.
+        The last sequence number is that of the checkpoint that was stored last, even if this
+        checkpoint has been deleted since.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:

@@ -1,9 +1,9 @@
 """Delete threads, the checkpoints of given runs, old checkpoints, and unreferenced log items.
 
 An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. If a
-retention rule drops the history, transcripts do not count. Unreferenced items are found and deleted
-in a single write transaction, so that no checkpoint that refers to such an item can be stored in
-between.
+retention rule discards the history, an item is also deleted if only transcripts refer to it.
+Unreferenced items are found and deleted in a single write transaction, so that no checkpoint that
+refers to such an item can be stored in between.
 """
 
 from __future__ import annotations
@@ -438,9 +438,9 @@ class Maintenance:
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
         """Return the checkpoints to delete, each paired with its namespace's key.
 
-        The result contains the checkpoints that the rule `keep` does not select, with two
-        exceptions. A checkpoint is left out if a server needs it to continue a run in
-        `live_run_ids`. An ancestor of a kept checkpoint is left out if its pending writes are
+        The rule `keep` selects the checkpoints to keep. All other checkpoints are returned, with
+        two exceptions. A checkpoint is not returned if a server needs it to continue a run in
+        `live_run_ids`. An ancestor of a kept checkpoint is not returned if its pending writes are
         needed to rebuild the value of a `DeltaChannel`. The checkpoints of each namespace are
         sorted by storage time, oldest first.
 
@@ -483,9 +483,9 @@ class Maintenance:
     ) -> Flow[set[str]]:
         """Return the ids of the checkpoints that the server needs to continue live runs.
 
-        A live run is one that has not ended. For each live run, the result contains the run's
-        latest checkpoint. It also contains the checkpoint at which the run started, if the server
-        has stored a pending write of this checkpoint with the run id as the task id.
+        A live run is one that has not ended. The result contains the latest checkpoint of each live
+        run. It also contains each checkpoint that has a pending write whose task id is the id of a
+        live run. The server can store such a write at the checkpoint from which the run starts.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -632,7 +632,8 @@ class Maintenance:
         """
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
-            # One page does not contain all aliases of a long range.
+            # Read the aliases in pages, because a long range can contain more aliases than fit in
+            # one page.
             for first in range(max(start, ALIASES), stop, ITEMS_PAGE_SIZE):
                 aliases = self.reader.read_items_page(
                     thread_id, channel, log_key, first, min(first + ITEMS_PAGE_SIZE, stop)
@@ -733,8 +734,8 @@ def _find_id_of_checkpoint_before_state_updates(
 ) -> str | None:
     """Find the checkpoint to which the first of several consecutive state updates was applied.
 
-    The search starts at the head. As long as a checkpoint was stored by a state update, it goes on
-    at the checkpoint to which the update was applied; see
+    The search starts at the head. From each checkpoint that was stored by a state update, it
+    continues with the checkpoint to which the update was applied; see
     `find_id_of_checkpoint_changed_by_state_update`.
 
     Returns:
@@ -772,7 +773,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
             selected += candidates[: rule.last]
         if rule.days is not None:
             selected += [c for c in candidates if c.active_at >= now - rule.days * 86400]
-        # A checkpoint from which a later superstep of a run continues is not the end of a turn.
+        # A checkpoint is not the end of a turn if a later superstep of a run continues from it.
         if rule.turns:
             inner_parents = {c.parent_id for c in candidates if c.metadata.get("source") == "loop"}
             selected += [c for c in candidates if c.checkpoint_id not in inner_parents]

@@ -203,7 +203,7 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
 
 
 def iter_log_keys_and_flat_ranges(ref: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield the log key and the flat ranges of each part of a reference that points to a log.
+    """Yield `(log_key, flat_ranges)` for each part of a value reference that points to a log.
 
     Flat ranges have the form `[start, length, ...]`.
     """

@@ -133,8 +133,8 @@ class MergePlanner:
 
         The pruned parent is the checkpoint that the run or the state update last read or stored
         before the new checkpoint. The current head was stored after the pruned parent, by a state
-        update or by a later run. If a run's checkpoint cannot be merged, the head stays as it is.
-        This does not apply to the first checkpoint of a run (its source is `input`), and not to a
+        update or by a later run. If a run's checkpoint cannot be merged, the current head remains
+        the head. There are two exceptions: a run's first checkpoint, whose source is `input`, and a
         checkpoint that is the only one of its run.
 
         Args:
@@ -168,8 +168,8 @@ class MergePlanner:
         """Plan how to merge a new checkpoint whose parent is a head that contains merged channels.
 
         A merged channel is one whose value was copied to the head from another checkpoint. The run
-        might not have read the copied value yet. If the run has written to such a channel without
-        having read the copied value, the put is not merged, and does not become the head.
+        might not have read the copied value yet. If the run has written to a merged channel without
+        having read the copied value, the new checkpoint is not merged and does not become the head.
 
         Args:
             put: The request to store the new checkpoint.
@@ -203,7 +203,7 @@ class MergePlanner:
     ) -> Merge | None:
         """Plan how to merge a run's new checkpoint with a state update that has become the head.
 
-        Return None if both have written to the same channel.
+        Return None if the run and the state update have written to the same channel.
         """
         unread = {
             c
@@ -235,8 +235,8 @@ class MergePlanner:
     ) -> Merge | None:
         """Plan how to merge a state update with a run that continued from the same checkpoint.
 
-        Return None if both have written to the same channel, or if the update writes to a
-        `DeltaChannel` whose value the head stores.
+        Return None if the state update and the run have written to the same channel, or if the
+        state update writes to a `DeltaChannel` whose value the head stores.
         """
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
@@ -279,8 +279,8 @@ class MergePlanner:
         versions = {}
         for channel in channels:
             version = current_head.channel_versions[channel]
-            # A version of an epoch that the run has not reached is already higher than all versions
-            # that the run can assign, so it does not have to be replaced.
+            # A channel version from a merge epoch that the run has not reached is higher than every
+            # version that the run can assign, so it is kept.
             is_newer = (extract_merge_epoch_from_version_bits(version) or 0) > own_epoch
             versions[channel] = (
                 version
@@ -301,10 +301,10 @@ class MergePlanner:
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
         """Finish a merge after the new checkpoint has been stored.
 
-        If the put could not be merged, the thread's list entry is updated from the kept head. If
-        the new checkpoint is a state update, a task of the run may have failed or been interrupted.
-        In this case, the update's values are copied into the run's checkpoint, which becomes the
-        head again.
+        If the new checkpoint could not be merged and the old head remains the head, the thread's
+        entry in the thread list is updated from the old head. If the new checkpoint is a state
+        update and a task of the run has failed or been interrupted, the update's values are copied
+        into the run's checkpoint, which becomes the head again.
 
         Args:
             merge: The merge.
@@ -466,8 +466,8 @@ class MergePlanner:
     ) -> Flow[Snapshot]:
         """Return the latest state update merged into the head, or the head if there is none.
 
-        The head is also returned if the update's values of `channels` differ from those of the
-        head.
+        The head is also returned if any channel in `channels` has different values in the state
+        update and in the head.
         """
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
@@ -612,10 +612,9 @@ def try_making_run_checkpoint_head_again(
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again after a state update has replaced it.
 
-    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted.
-    Because a task of the run stores writes after the state update, the run was still active when
-    the update was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for
-    details.
+    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted. If a
+    task of the run stores writes after the state update, the run was still active when the update
+    was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
 
     Args:
         reader: The reader of the database.
@@ -656,7 +655,8 @@ def avoid_task_id_clash_and_get_new_task_id_and_path(
 
     LangGraph's `update_state` sometimes stores its own writes under the id of one of the run's
     tasks. To avoid this conflict, the writes of the state update are stored under a new, random
-    task id. If they are stored already, they are moved to the new id.
+    task id. If the writes of the state update are already stored under the task's id, they are
+    moved to the new id.
 
     Args:
         reader: The reader of the database.

@@ -1,4 +1,4 @@
-"""Define the interface through which the server marks messages that a run stores.
+"""Define the interface through which the server marks messages before a run stores them.
 
 The server marks messages that the person to whom the thread belongs did not write; see the server's
 module `message_authors`. langgraph stores the messages of a run through the checkpointer, whichever
@@ -30,7 +30,7 @@ class MessageMarker(Protocol):
         """Return a checkpoint with marked messages. The given checkpoint is not changed."""
 
     def build_metadata(self, address: Address) -> dict[str, Any]:
-        """Return entries to add to the metadata of a checkpoint that the run stores."""
+        """Return additional metadata entries for a checkpoint that the run stores."""
 
     def mark_messages_in_writes(
         self, address: Address, writes: Sequence[tuple[str, Any]]
@@ -38,7 +38,7 @@ class MessageMarker(Protocol):
         """Return the writes of a task with marked messages. The given writes are not changed."""
 
     def mark_messages(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """Return messages of the run's state as the run would store them, marked or not."""
+        """Return messages from the run's state, marked as they are when the run stores them."""
 
 
 MESSAGE_MARKER: ContextVar[MessageMarker | None] = ContextVar("MESSAGE_MARKER", default=None)

@@ -1,8 +1,8 @@
 """Read and restore the attributes of pydantic models, dataclasses, enums and named tuples.
 
 Reading and rebuilding an object never runs code defined by its class, such as a constructor,
-`__setattr__`, a property, a validator or `_missing_`. The only exceptions are the default factories
-of fields and private attributes. They are called for what is missing from the stored data.
+`__setattr__`, a property, a validator or `_missing_`. The only exceptions are default factories.
+They are called for fields and private attributes that are missing from the stored data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
 
     The result is `"enum"`, `"model"`, `"dataclass"`, `"namedtuple"`, or None for any other class.
     None is also returned for a dataclass that inherits from a built-in class other than `object`,
-    because its attributes are not all of its data.
+    because its attributes do not contain all of its data.
     """
     bases = cls.__mro__
     if enum.Enum in bases:

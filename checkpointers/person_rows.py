@@ -4,10 +4,10 @@ A person's rows are the rows of the person's threads, runs, crons and webhooks. 
 the person whose name is the `user_id` in the metadata of the thread's head. If there is no
 `user_id`, the thread belongs to its `owner`. The runs, crons and webhooks of a thread belong to the
 same person as the thread. A cron without a thread, or the webhook of a stateless run, belongs to
-the person on whose behalf it was created. If this person is not recorded, it belongs to the user
-who created it.
+the person on whose behalf it was created. If this person is not recorded, the cron or webhook
+belongs to the user who created it.
 
-Some methods also list runs, crons and checkpoints of the person on threads of other people.
+Some methods also list the person's runs, crons and checkpoints on other people's threads.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class PersonRows:
 
         The owner of a thread without checkpoints cannot be determined from checkpoint metadata. A
         thread without checkpoints therefore belongs to the person if one of its runs does; see
-        `_find_person_of_run`. This does not apply if an owner is recorded for the thread itself and
-        owners are people.
+        `_find_person_of_run`. If owners are people, a thread with a recorded owner is excluded,
+        because it belongs to its owner.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -161,9 +161,9 @@ class PersonRows:
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
     def list_own_runs_on_threads_of_others(self, own_thread_ids: frozenset[str]) -> list[RunRow]:
-        """Return the runs on other people's threads that concern the person.
+        """Return the person's runs on other people's threads.
 
-        These are the runs that the person started and the runs that use the person's memories.
+        A run is included if the person started it or if it uses the person's memories.
         """
         own_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
@@ -179,9 +179,9 @@ class PersonRows:
     def list_other_thread_ids_with_own_checkpoints(
         self, own_thread_ids: frozenset[str]
     ) -> list[str]:
-        """Return the ids of other people's threads in which runs of the person put checkpoints.
+        """Return the ids of other people's threads in which the person's runs stored checkpoints.
 
-        The person's name is then in the checkpoint's metadata under `CALLER`.
+        The metadata of such a checkpoint contains the person's name under the key `CALLER`.
         """
         addresses = self.saver._listing.iter_addresses_and_row_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
@@ -237,8 +237,8 @@ class PersonRows:
     def list_live_runs(self, own_thread_ids: frozenset[str]) -> list[LiveRun]:
         """Return the person's unfinished runs, including pending and delayed runs.
 
-        A run on a thread of others is included if it uses the person's memories. If the run does
-        not record whose memories it uses, it is included if the person started it.
+        A run on another person's thread is included if it uses the memories of the person. A run
+        that does not record whose memories it uses is included if the person started it.
         """
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_thread_ids

@@ -1,7 +1,8 @@
 """Read checkpoints, pending writes and log items.
 
-A flow is a generator that yields SQL statements and is sent the resulting rows. All statements
-yielded by a flow see the same database snapshot, up to a `LastRequest`, which ends the snapshot.
+A flow is a generator that yields SQL statements and is sent the resulting rows. All statements of a
+flow read the same database snapshot until the flow yields a `LastRequest`, which commits the
+transaction.
 """
 
 from __future__ import annotations
@@ -185,9 +186,10 @@ class CheckpointReader:
     ) -> Thread:
         """Return the cached thread if it is valid, otherwise a new `Thread` without data.
 
-        The cached thread is valid if `is_cache_valid` is True and the thread's key and generation
-        match the arguments. The third number in `key_generation_and_removal` is the number of the
-        thread's newest removal, with which a new `Thread` is built.
+        The tuple `key_generation_and_removal` contains the thread's key, its generation and the
+        number of its newest removal record. The cached thread is valid if `is_cache_valid` is True
+        and this key and generation match those of the cached thread. A new `Thread` receives all
+        three numbers.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -342,8 +344,8 @@ class CheckpointReader:
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
         """Return whether the head at an address is cached and has at most `max_items` items.
 
-        Only the items of lists and dicts count. The result is False for an address with a
-        checkpoint id.
+        Only the elements of lists and dicts are counted as items. The result is False if `address`
+        contains a checkpoint id.
         """
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
@@ -372,8 +374,8 @@ class CheckpointReader:
                 continue
             if ref[0] == SNAPSHOT:
                 ref = ref[1]
-            # Values of other kinds can consist of items of several logs. Whether these items are
-            # cached is not checked. The head counts as not cached.
+            # Values of other kinds can consist of items from several logs. The cache is not
+            # searched for these items. Instead, the head is treated as not cached.
             log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
             if log is None:
                 return None
@@ -482,7 +484,7 @@ class CheckpointReader:
     def is_head(self, address: Address) -> Flow[bool]:
         """Return whether a checkpoint is the head of its namespace.
 
-        `address` contains the id of the checkpoint.
+        `address` must contain a checkpoint id.
         """
         packed_id = encode_id_for_storage(address.checkpoint_id)
         rows = yield self.sql(
@@ -641,8 +643,9 @@ class CheckpointReader:
                 if log.has_no_repeated_items(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
-            # If no transcript was stored, the value's ranges were taken as the transcript. A value
-            # can contain an item twice, but a transcript must not.
+            # For a channel without a stored transcript, the ranges of the channel's value were used
+            # as the transcript. A value can contain an item more than once but a transcript cannot,
+            # so drop the repeated positions.
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
@@ -651,10 +654,10 @@ class CheckpointReader:
 
         The keys are returned in descending order. If this process has fewer than `count` reserved
         keys left, it reserves another block of keys in the database. Each block contains more than
-        `count` keys, so most calls need no database access. The caller takes the keys that it needs
-        from the end of the list. After the commit, it must pass the remaining keys to
-        `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between transactions, a
-        transaction must allocate keys before its other writes.
+        `count` keys, so most calls need no database access. The caller uses the lowest keys first,
+        by removing them from the end of the list. After its transaction has been committed, the
+        caller must pass the remaining keys to `KeyBlock.replace_reserved_row_keys`. To prevent
+        deadlocks between transactions, a transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
@@ -697,8 +700,8 @@ class CheckpointReader:
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the
         checkpoint's own rows in the index. The neighbouring rows normally belong to other
         checkpoints. The neighbouring rows are decrypted as well, because one of them could be a row
-        of this checkpoint whose key is damaged. The first column of a neighbouring row is its
-        thread id. In the checkpoint's own rows, the first column is None.
+        of this checkpoint whose key is damaged. The first column contains the thread id in a
+        neighbouring row, and None in the checkpoint's own rows.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:

@@ -43,8 +43,8 @@ MALFORMED: Final = (
 _MAX_TIME: Final = 253_402_300_799
 # Maximum nesting depth of value references. LangGraph's channels need only two levels.
 _MAX_DEPTH: Final = 100
-# Exclusive upper limit of the sequence numbers of a thread's checkpoints. A row key has 32 bits for
-# a sequence number. The limit leaves room for the checkpoints that are stored after an import.
+# Exclusive upper limit of the sequence numbers of imported checkpoints. A row key has 32 bits for a
+# sequence number, so half of the numbers remain for checkpoints that are stored after the import.
 _MAX_SEQ: Final = 1 << 31
 
 
@@ -58,9 +58,9 @@ class _LogPositions:
         """Check that all items in a value's stored log ranges exist.
 
         Values with too many items are rejected as well. A valid value has at most
-        `compute_max_log_range_count` ranges, each no longer than the log. The check allows one
-        more range as a margin. This limits the number of items in a value to a small multiple of
-        the log's length.
+        `compute_max_log_range_count` ranges, each no longer than the log. The check tolerates one
+        range more than this maximum. This limits the number of items in a value to a small multiple
+        of the log's length.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
