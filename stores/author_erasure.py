@@ -1,9 +1,9 @@
 """Erase one author's texts from namespaces that several people share.
 
-An item version contains an author's texts in two cases. Either the author wrote the version, or
-another person wrote it and its value still contains earlier texts by the author. Versions of the
-first kind are deleted, and versions of the second kind are rewritten. With `hand_over`, all texts
-are kept, and only the author's name and the links to the author's threads are removed.
+Item versions that the author wrote are deleted. Versions that another person wrote, and whose
+values still contain earlier texts by the author, are rewritten without these texts. With
+`hand_over`, all texts are kept, and only the author's name and the links to the author's threads
+are removed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from perdure.stores.values import encode_value_as_json
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """The database rows that contain an author's texts and name, from the statement `all_versions`.
+    """The database rows that contain an author's texts and name.
 
-    The columns of a row are the id, the path of the namespace, the key, the version, the times
-    `created_at`, `valid_from`, `valid_to` (None for a current version) and `expires_at`, the
-    encoded value and the encoded provenance.
+    The rows are returned by the statement `all_versions`. Their columns are, in order: the id, the
+    path of the namespace, the key, the version, the times `created_at`, `valid_from`, `valid_to`
+    (None for a current version) and `expires_at`, the encoded value and the encoded provenance.
 
     Attributes:
         by_author: Rows of the versions that the author wrote.
@@ -122,8 +122,9 @@ def _remove_author_from_version(
 ) -> Flow[None]:
     """Rewrite a version without the author's earlier texts and without the author's name.
 
-    With `hand_over`, the earlier texts are kept. Message ids are removed together with the name,
-    because they identify messages of the author's threads.
+    If `hand_over` is true, the author's earlier texts are kept, and only the author's name is
+    removed from them. Message ids are removed together with the name, because they identify
+    messages of the author's threads.
     """
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])

@@ -196,12 +196,12 @@ class PendingEmbedding:
 class Receipt:
     """The result of `forget` or `forget_author`.
 
-    With `dry_run`, the receipt counts and lists what would be removed.
+    After a dry run (`dry_run`), the receipt counts and lists the data that would be removed.
 
     The attribute `clean` is true if no byte of the removed items is left in the database file or
     its WAL. It is false after a dry run, if another process is still reading an older snapshot, or
-    if the disk has no room for a copy of the database file. On Postgres, which does not overwrite
-    deleted bytes, it is false after every erasure that removed something.
+    if the disk has no room for a copy of the database file. On Postgres, `clean` is false after
+    every erasure that removed something, because Postgres does not overwrite deleted bytes.
 
     The receipt does not cover copies of a removed text elsewhere, such as quotations in the
     messages of a conversation. Each hash can prove that a certain text was erased, without
@@ -212,14 +212,14 @@ class Receipt:
     # Number of removed versions that were no longer current, including versions of items that were
     # deleted earlier
     versions: int
-    # Number of messages removed from threads, counting each stored copy of a message. With
-    # `dry_run`, number of message ids in the provenance of the items.
+    # Number of messages removed from threads; each stored copy of a message is counted. After a dry
+    # run, the number of message ids in the provenance of the items.
     messages: int
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     # BLAKE2b-128 hash of each removed value's JSON, in hexadecimal
     hashes: tuple[str, ...]
-    # Ids of the threads that the provenance of the removed versions names, and of the threads that
-    # were passed to `forget`. Without a checkpointer, no messages of these threads were removed.
+    # Ids of the threads that are named in the provenance of the removed versions or were passed to
+    # `forget`. If no checkpointer was passed, no messages were removed from these threads.
     threads: tuple[str, ...]
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
@@ -227,11 +227,11 @@ class Receipt:
     # Tasks that were cancelled because they quoted an erased message, as strings of the form
     # `thread_id: node:task_id`
     cancelled: tuple[str, ...] = ()
-    # Total size in bytes of the removed versions: of their stored values and provenance, or after
-    # `forget_author` of their values as JSON
+    # Total size of the removed versions in bytes. `forget` adds up the sizes of the stored values
+    # and provenance. `forget_author` adds up the sizes of the values as JSON.
     size_bytes: int = 0
-    # Namespaces that have the name of the forgotten person as a label but were not erased. Only
-    # `perdure.memory` sets this.
+    # Namespaces that have the forgotten person's name as one of their labels but were not erased.
+    # Only `perdure.memory` sets this.
     others: tuple[Namespace, ...] = ()
     # Number of versions that were kept, but from which the author's name was removed
     handed_over: int = 0

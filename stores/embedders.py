@@ -1,8 +1,8 @@
 """Build embedders from an object, a function or a model name.
 
 A blocking model is called in a daemon thread. A call that never returns can be abandoned, because a
-daemon thread does not keep the process alive. There is one exception: for blocking callers, a model
-that computes in this process (`in_process`) is called in the caller's thread.
+daemon thread does not keep the process alive. As an exception, a model that computes in this
+process (`in_process`) is called in the caller's own thread if the caller is not async.
 
 For async callers, an async model is awaited in the caller's event loop. For blocking callers, an
 async model runs on an event loop in a separate OS thread. All blocking callers share one event
@@ -92,8 +92,8 @@ def embedder_from(
 ) -> CheckedEmbedder:
     """Build an embedder from an object, a function or the name of a model.
 
-    If `spec` is an embedder that this function has built, and `name` is None or its name, the
-    function returns `spec` itself. `batch_size` and `timeout_s` then have no effect.
+    If this function built `spec` in an earlier call, and `name` is None or equal to `spec.name`,
+    `spec` itself is returned. In that case, `batch_size` and `timeout_s` have no effect.
 
     Args:
         spec: An `Embedder`; a langchain-core `Embeddings`; a function, blocking or async, from a
@@ -169,8 +169,9 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
 def _find_model_name(embedder_spec: Any) -> str:
     """Return the name under which the store records an embedding model.
 
-    For a function or an object without a name of its own, this is the qualified name of the
-    function or class. It is followed by the name of the model that the object says it uses, if any.
+    For a function or a langchain-core `Embeddings` object, the result is the qualified name of the
+    function or class. If the object specifies which model it uses, for example in the attribute
+    `model`, a colon and the name of that model are appended.
     """
     if isinstance(embedder_spec, str):
         return embedder_spec
@@ -318,7 +319,7 @@ class CheckedEmbedder:
     ) -> Generator[list[str], Floats, Floats]:
         """Yield batches of texts, receive their vectors through `send`, and return all vectors.
 
-        Texts whose vectors are cached are in no batch.
+        Texts with cached embeddings are not included in any batch.
         """
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
@@ -493,7 +494,7 @@ class StoreEmbedder:
     def adopt_encoding(self, file_model: Model) -> None:
         """Use the vector encoding recorded in the file, if its vectors come from the same model.
 
-        An encoding that the caller has specified is kept.
+        If the caller has specified an encoding, that encoding is kept.
         """
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
@@ -515,8 +516,8 @@ class StoreEmbedder:
     ) -> list[bytes | None]:
         """Return the encoded embeddings of each row's texts.
 
-        The element of a row is None if the row has no texts. All elements are None if searches do
-        not compute vectors with the recorded model.
+        If a row has no texts, its element of the returned list is None. All elements are None if
+        searches do not compute vectors with the recorded model.
         """
         if (
             self.embed_quickly is None

@@ -61,7 +61,7 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """The rows to erase, and what is known about them.
+    """The database rows to erase, with their hashes and the ids of their source messages.
 
     Attributes:
         rows: All versions of the selected keys, from the statement `all_versions` or `history`.
@@ -132,7 +132,7 @@ def forget(
         found_rows = parts.database.write(
             lambda: _erase_and_return_matching_rows(parts, criteria), deletes_rows=True
         )
-        # Erase the messages of versions that were put after the first read.
+        # Also erase the source messages of item versions that were written after the first read.
         messages_after = {
             thread_id: ids - (messages_before.get(thread_id) or set())
             for thread_id, ids in found_rows.messages.items()

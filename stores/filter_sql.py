@@ -4,8 +4,8 @@ The SQL condition for a filter may select too many rows, but never misses a row 
 matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
 tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte`. Its operand must
 be text, a number or a boolean, or a list of these for `$in`. All other comparisons, and all
-negations, are replaced with the SQL condition TRUE, which selects all rows. The same happens to
-text and numbers that SQLite cannot compare.
+negations, are replaced with the SQL condition TRUE, which selects all rows. Comparisons with text
+or numbers that SQLite cannot compare reliably are also replaced with TRUE.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def build_filter_condition(
 def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter.
 
-    These are the paths of comparisons that must all hold. Paths used in equality tests come before
-    paths used in range tests.
+    An index helps only if its path is used in a comparison that every matching item must satisfy.
+    Paths used in equality tests come before paths used in range tests.
     """
-    # `JSONLocation("", (), "index")` stands for the location of any indexed path. It is used to
-    # find out which comparisons SQL can test.
+    # `JSONLocation("", (), "index")` is a placeholder for the location of an indexed path. With
+    # this placeholder, `_build_comparison_condition` shows whether SQL can test the comparison.
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_parts_of_conjunction(filter.node)
@@ -213,7 +213,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return what SQLite's `json_extract` returns for a JSON value, or None if that is uncertain.
+    """Return the result of SQLite's `json_extract` for a JSON value, or None if it is uncertain.
 
     For a boolean, the result is 0 or 1.
     """
@@ -319,7 +319,7 @@ class JSONLocation(NamedTuple):
         """Return the location of the value under a key of the object or array at this location.
 
         A string `key` is the name of a field or a path. An int `key` is a position in an array.
-        `is_indexed` says whether the path `key` has an index.
+        `is_indexed` specifies whether the database has an index on the path `key`.
         """
         paths = tuple(
             path + end for path in self.paths for end in self.list_possible_relative_json_paths(key)

@@ -123,9 +123,9 @@ class Comparison(NamedTuple):
     """Compares the value with an operand.
 
     `operator` is one of the filter operators that test a value. `$ne`, `$nin` and `$not` are parsed
-    into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. In addition, the parser uses two
-    internal operators. `object` holds if the value is an object. `array` holds if the value is an
-    array whose length is `operand`.
+    into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. Two more operators are used only
+    internally. The operator `object` is true if the value is a JSON object. The operator `array` is
+    true if the value is an array whose length is `operand`.
     """
 
     operator: str
@@ -466,7 +466,8 @@ def _compile_path_predicate(steps: tuple[Step, ...], test: _Predicate) -> _Predi
         test_element = _compile_path_predicate(steps[index + 1 :], test)
         steps = steps[:index]
 
-        # Replace `test` with a predicate on the array at which `[*]` stands.
+        # Replace `test` with a predicate that is true if any element of the array passes the
+        # original test.
         def test(value: Any) -> bool:
             elements = value if isinstance(value, list) and value else (_MISSING,)
             return any(map(test_element, elements))

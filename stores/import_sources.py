@@ -1,8 +1,9 @@
 """Read the items to import from JSON Lines, a LangGraph-compatible store, or LangGraph's tables.
 
-There is one public function for each kind of source. Each function yields pairs: the name of an
-item for error messages, and the item as a JSON object in the format that `WholeStore.export`
-writes. If a row of LangGraph's tables is invalid, the pair contains an error instead of the item.
+This module has one public function for each kind of source. Each function yields pairs. The first
+element of a pair is the item's name for error messages. The second element is the item as a JSON
+object, in the format that `WholeStore.export` writes. If a row of a LangGraph table is invalid, the
+second element is an error instead.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def _add_missing_namespace_and_key(
 ) -> Mapping[str, Any]:
     """Fill in the namespace and the key of an item from a JSON Lines file, if they are missing.
 
-    An object with neither a `value` nor a `namespace` field is itself the value of an item. Its
-    field `key`, if it has one, is then also the key of the item. An item without a key gets the
-    hash of its value as its key.
+    If a JSON object has neither a `value` nor a `namespace` field, the whole object becomes the
+    item's value. If the object has a `key` field, that field is then also used as the item's key.
+    An item without a key gets the hash of its value as its key.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -124,9 +125,10 @@ def iter_store_items(store: BaseStore) -> Lines:
     """Yield the current version of each item in a store, one namespace at a time.
 
     Namespaces are listed in pages. A page may be shorter than requested, so pages are read until an
-    empty page is returned. The namespaces are listed twice, once without a prefix and once with the
-    prefix `ROOT`, under which `perdure.memory` keeps notes about memories. perdure's own stores
-    list the namespaces of notes only the second time. Other stores list them both times.
+    empty page is returned. Namespaces are listed twice: first without a prefix, then with the
+    prefix `ROOT`, under which `perdure.memory` stores notes about memories. perdure's own stores
+    include the `ROOT` namespaces only in the second listing. Other stores include them in both
+    listings.
     """
     note_namespaces = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -241,8 +243,8 @@ def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -
 def _build_ttl_columns_sql(columns: set[str]) -> str:
     """Return the SQL expressions for an item's expiry time and TTL.
 
-    Tables that older versions of langgraph have created lack the two columns. The expressions are
-    then NULL.
+    Tables created by older langgraph versions do not have the columns `expires_at` and
+    `ttl_minutes`. For such a table, both expressions are NULL.
     """
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"

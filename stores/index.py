@@ -125,8 +125,8 @@ class Coverage(NamedTuple):
     # value of the store's counter `embedded` when the index was last updated; the store increments
     # the counter when it adds vectors to items that were stored without vectors
     embedded: int
-    # sequence number of the latest closing of a version (by replacement, deletion or expiry) that
-    # the index reflects
+    # sequence number of the latest change that the index reflects and that closed a version by
+    # replacement, deletion or expiry
     closed: int
 
 
@@ -180,7 +180,7 @@ class NamespaceIndex:
     # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Add items to the index. The index must not contain any of them yet."""
+        """Add new items to the index, which must not contain them yet."""
         if not entries:
             return
         first = len(self.rows)
@@ -264,7 +264,7 @@ class NamespaceIndex:
             self.compact()
 
     def compact(self) -> None:
-        """Sort the rows by thread and position, and merge all words into the postings.
+        """Sort the rows by thread and position, and merge the unsorted words into the postings.
 
         The unsorted vectors are merged too. Removed rows are dropped, and so are words that no
         longer occur in any row.
@@ -363,7 +363,7 @@ class NamespaceIndex:
 
         The expiry times are taken from the index. An item's expiry time in the database may be
         later than the one in the index, because reading an item can restart its TTL. If the cached
-        view is valid at both times, no item expires between them.
+        view is valid both at `after_us` and at `until_us`, no item expires in between.
         """
         if self._is_view_valid(after_us) and self._is_view_valid(until_us):
             return []
@@ -544,7 +544,9 @@ class Postings(NamedTuple):
 
     # Offsets into `rows`: the entries for word number `w` are `rows[starts[w] : starts[w + 1]]`.
     starts: Ints
-    rows: Rows  # numbers of the rows that contain each word, ascending within a word
+    # numbers of the rows that contain a word, grouped by word and in ascending order within each
+    # word
+    rows: Rows
     # term frequency of the word in each row
     counts: NDArray[np.uint8]
 
@@ -656,7 +658,7 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the highest cosine between the query and each row's vectors.
 
-        The result of a row without vectors is NaN. If more than `approximate_above` vectors are
+        For a row without vectors, the result is NaN. If more than `approximate_above` vectors are
         compared with the query, most cosines may be estimates.
         """
         cosines = np.full(len(self.rows), np.nan, np.float32)

@@ -142,10 +142,10 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
-        """Return a copy of the pool where threads with the same name share a number.
+        """Return a copy of the pool in which conversations with the same name have the same number.
 
-        Current items and closed versions come from different indexes, which number the same thread
-        differently.
+        Renumbering is necessary because current items and closed versions come from different
+        indexes, which may assign different numbers to the same conversation thread.
 
         Args:
             thread_names: The name of each thread, by its number.

@@ -251,7 +251,7 @@ class Settings:
 
 
 _SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
-# The name of the type of each setting, such as "int", by the name of the setting.
+# Maps the name of each setting to the name of its type, such as "int".
 NAMES: Final = {
     **{
         name: kind

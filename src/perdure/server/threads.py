@@ -378,8 +378,9 @@ class Threads:
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
         if await self._find_thread_or_authorize_creation(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
-        # A copy of a busy thread has no run. The last checkpoint of a partial copy may not be the
-        # end of the last run.
+        # The copy of a busy thread is idle, because the run in progress is not copied. If only the
+        # checkpoints up to `checkpoint_id` are copied, the copy is idle too, because its last
+        # checkpoint may not be the end of the last run.
         is_status_outdated = source["status"] == "busy" or checkpoint_id is not None
         status: RunStatus = "idle" if is_status_outdated else source["status"]
         try:
@@ -730,8 +731,8 @@ def _combine_head_status_and_last_run_status(
 ) -> RunStatus:
     """Derive a thread's status from its head and its last run on a server.
 
-    Other programs may have continued the thread since that run. The status of the run is therefore
-    ignored if it contradicts the head.
+    Since that run ended, other programs may have added checkpoints to the thread. Therefore, if the
+    run's status contradicts the status of the head, the run's status is ignored.
     """
     if head_status.state == "waiting":
         return "interrupted"

@@ -1,8 +1,9 @@
 """Send webhooks, which are HTTP requests that deliver a finished run's result to another server.
 
 Webhooks are sent only to hosts that were allowed when the server was started. In each attempt, the
-host name is resolved only once, and the connection uses the address that was checked. If the name
-were resolved again for the connection, it could then resolve to a private address.
+host name is resolved only once, and the connection uses the address that was checked. If the
+connection resolved the name a second time, the result could be a private address that was never
+checked.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Webhooks:
     async def aclose(self) -> None:
         """Stop sending webhooks.
 
-        Unsent webhooks stay in the database. Other server processes, or later ones, send them.
+        Unsent webhooks stay in the database. They are sent by other server processes, including
+        processes that are started later.
         """
         for task in self._tasks:
             task.cancel()

@@ -92,7 +92,7 @@ class WebSocketSender:
                 self._account.subtract_dropped_bytes(self, self.size)
 
     def drop_oldest_events(self) -> None:
-        """Stop sending the current message, and stop counting its bytes."""
+        """Stop sending the current message, and subtract its bytes from the memory totals."""
         self._account.subtract_dropped_bytes(self, self.size)
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())

@@ -100,8 +100,10 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
     )
 
 
-# Two counts. The first is the number of changes that other connections made to the file. The second
-# is the number of commits of a component in this process, without those by the owner of a cache.
+# A pair of counts that shows whether others have written since a cache was filled. The first
+# element is the number of changes that other connections made to the file. The second element is
+# the number of commits by the component in this process, excluding commits by the owner of the
+# cache.
 WriteCounts: TypeAlias = tuple[int, int]
 
 
@@ -202,9 +204,9 @@ class Database(Protocol):
 
     Each component, which is a checkpointer or a store, has its own `Database`. Databases with the
     same path share connections and OS threads. All methods can be called from any thread or event
-    loop. Methods that return an awaitable do no I/O in the event loop's thread. Other methods
-    block, unless their description says that they do not. After `close`, or in a forked process,
-    the methods that read or write raise `StorageUnavailable`.
+    loop. Methods that return an awaitable do no I/O in the event loop's thread. All other methods
+    block unless documented otherwise. After `close`, or in a forked process, the methods that read
+    or write raise `StorageUnavailable`.
     """
 
     @property

@@ -3,8 +3,8 @@
 The authentication tag or checksum of a row also covers the row's associated data, which are the
 names and numbers that identify the row. A row that was moved to another row's place cannot be read.
 The authentication tag also covers the database and the tenant. An encrypted row that was moved to
-another database or tenant therefore cannot be read either. A `LangGraphSeal` protects against
-neither. All components of a database must be opened with the same key.
+another database or tenant therefore cannot be read either. A `LangGraphSeal` does not detect that a
+row was moved. All components of a database must be opened with the same key.
 """
 
 from __future__ import annotations
@@ -119,16 +119,17 @@ class ChecksumSeal(Seal):
                 or _compute_row_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
                 != body[-_CRC_BYTES:]
             ):
-                # Raise the error that `unseal` raises for this row.
+                # `unseal` raises the error that describes what is wrong with this row.
                 self.unseal(body, (*shared_data, position))
             unsealed_bodies.append(body[:-_CRC_BYTES])
         return unsealed_bodies
 
 
 def _compute_checksum_of_associated_data(shared_data: AssociatedData) -> int:
-    """Return a checksum of a row's associated data without the last part.
+    """Return a checksum of all but the last element of a row's associated data.
 
-    `_compute_row_checksum` adds the last part.
+    To obtain the checksum of a row, `_compute_row_checksum` extends this checksum with the last
+    element.
     """
     return zlib.crc32(repr(shared_data).encode())
 
@@ -306,8 +307,9 @@ def check_key_and_bind_seal(
     """Verify that a seal uses the database's key, and bind the seal to the database and tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
-    treated as a seal without a key, so it is not bound to the database. If the database has no key
-    check yet, one is created. With `read_only`, nothing is verified in this case.
+    treated as a seal without a key, so it is not bound to the database. If the database has no
+    key-check record yet, one is created. If the record is missing and `read_only` is set, the key
+    is not verified.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

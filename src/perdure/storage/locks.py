@@ -324,8 +324,8 @@ class Locks:
     ) -> Iterator[Ticket]:
         """Join the queue for a lock, and leave it if the `with` block raises an exception.
 
-        If the `with` block succeeds, the lock is recorded as one that the calling run holds. `loop`
-        is the event loop in which the caller waits, or None if it waits by blocking.
+        If the `with` block succeeds, the lock is added to the locks that the calling run holds.
+        `loop` is the event loop in which the caller waits, or None if it waits by blocking.
         """
         first_ticket = self._queues.first_ticket(hold.name)
         if first_ticket is not None and any(

@@ -211,7 +211,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if no DSN is known to lead to the server itself."""
+        """Build the advisory locks, or return None if every known DSN connects through a pooler."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -418,7 +418,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Wait until a write group is first in every queue it has joined, then commit its jobs.
 
-        If other writes can still join the group, wait at most `GROUP_WAIT_S` seconds for them.
+        If other writes can still join the write group, wait up to `GROUP_WAIT_S` seconds for them.
         """
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
@@ -554,8 +554,9 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> list[Statement]:
         """Build a SELECT that makes the given function calls, and sets the search path and tenant.
 
-        The search path is not set if the connection keeps it. The list is empty if there is nothing
-        to call or to set.
+        The search path is not set if the connection keeps its session settings between
+        transactions. The list is empty if no function is to be called and no setting is to be
+        changed.
         """
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
@@ -600,8 +601,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        If a scrub was requested, all tables are vacuumed, and the result is False, because Postgres
-        overwrites no deleted bytes.
+        If a scrub was requested, all tables are vacuumed. The result is then False, because
+        Postgres does not overwrite deleted bytes.
         """
         scrub_request = self.read(
             lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")

@@ -249,8 +249,8 @@ class OwnPool(Connections):
     def _take_connection(self) -> OwnConnection:
         """Take a connection from the pool, or raise an error that says why none is available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
-        # If not all connections are lent, the pool should have or open one within a second. If it
-        # does not, open a connection outside of the pool to find out the reason.
+        # Unless all connections are in use, the pool should be able to provide one within a second.
+        # If it cannot, open a connection outside the pool to find out the reason.
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
                 return self._pool.getconn(min(_EXPECTED_WAIT_S, self._timeout_s))
@@ -447,7 +447,7 @@ def describe_pool(pool: ConnectionPool[Any]) -> str:
 class Server(SharedResource):
     """The connections to one schema, shared by all databases in this process that use them.
 
-    These are the databases with the same schema and the same DSN or pool.
+    Databases share these connections if they have the same schema and the same DSN or pool.
 
     Args:
         connections: The source of the connections.

@@ -26,8 +26,8 @@ _NO_RIGHT: Final = (
     "privilege"
 )
 _CANCELED: Final = "{}; try again, or increase the role's statement_timeout"
-# For each class of psycopg errors, the class of the perdure error and the form of its message. The
-# first row whose class fits an error applies.
+# Each row maps a psycopg error class to a perdure error class and a message template. The first row
+# whose psycopg class matches the error applies.
 _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
     (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
     (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),

@@ -80,7 +80,8 @@ class Transaction:
             rows = self._send_statements(
                 statements, is_last=isinstance(request, LastRequest | GuardedRequest)
             )
-        # The guard of a `GuardedRequest` fails with one of these errors.
+        # If the guard statement of a `GuardedRequest` fails, the server reports one of these
+        # errors.
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, GuardedRequest):
                 raise
@@ -114,8 +115,8 @@ class Transaction:
                 or not self._was_committed()
             ):
                 raise
-            # The transaction was committed, although the connection was lost before the server's
-            # response arrived. The rows of the last request are unknown, so return none.
+            # The connection was lost before the server's response arrived, but the transaction was
+            # committed. The rows that the last request returned are lost, so return no rows.
             rows = [[] for _ in statements]
         self._is_open = not is_last and (self._is_open or bool(begin))
         if self._writes and opening_statements:
@@ -141,8 +142,8 @@ class Transaction:
         """Ask the server, over another connection, whether the transaction was committed.
 
         After a server crash or a failover to a standby, the server may reuse the ID of the lost
-        transaction. The status "committed" may then refer to another transaction, so only the
-        status "aborted" is reliable.
+        transaction. After such an event, the status "committed" may refer to another transaction
+        with the same ID, so only the status "aborted" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.

@@ -60,8 +60,8 @@ class SharedResource(ABC):
     def pause_for_fork(self) -> None:
         """Wait until the current transaction has ended, and block further transactions.
 
-        No transaction can begin until `resume_after_fork` is called. A `SQLiteFile` also waits for
-        reads, and blocks new ones.
+        No transaction can begin until `resume_after_fork` is called. A `SQLiteFile` also waits
+        until active reads have ended, and blocks new reads.
         """
         self.write_lock.acquire()
 

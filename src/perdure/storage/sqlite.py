@@ -2,8 +2,9 @@
 
 Within a process, all databases with the same path share one `SQLiteFile`, except read-only and
 in-memory databases, which have one each. A `SQLiteFile` has one writing connection and several
-read-only connections. If it is read-only, it has no writing connection. If it is in memory, it has
-only the writing connection. The writing thread can commit several jobs in one transaction.
+read-only connections. For a read-only database, there is no writing connection. For an in-memory
+database, there is only the writing connection. The writing thread can commit several jobs in one
+transaction.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, resolve_futures_in_their_threads
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Maximum number of threads that perform reads of one file for coroutines
+# Maximum number of OS threads that read one file on behalf of coroutines
 _READING_THREADS: Final = 4
-# Maximum number of flows that read one file through aiosqlite at the same time. Each flow needs a
+# Maximum number of concurrent reads of one file through aiosqlite. Each read occupies one OS
 # thread.
 _MAX_ASYNC_READS: Final = 4
 # Maximum number of seconds that a fork waits for reads to end
@@ -154,8 +155,9 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `SharedResource.pause_for_fork`.
 
-        Before the process forks, this method waits until the reads in progress have ended. It waits
-        up to `_FORK_WAIT_S` seconds for blocking reads, and then as long for reads of coroutines.
+        Before the process forks, this method waits until the reads in progress have ended. The
+        maximum wait is `_FORK_WAIT_S` seconds for blocking reads, followed by another
+        `_FORK_WAIT_S` seconds for reads by coroutines.
         """
         super().pause_for_fork()
         all_idle = [
@@ -335,9 +337,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                # With `deletes_rows`, the job may use the space of the reserve file (see
-                # `DiskReserve`). Otherwise, a database on a full disk could not be opened in order
-                # to delete rows.
+                # Set `deletes_rows`, so that the job may use the disk space that the reserve file
+                # occupies (see `DiskReserve`). Otherwise, a database on a full disk could not be
+                # opened in order to delete rows.
                 file.submit_write_and_get_future(
                     Job(self._begin, deletes_rows=True, is_async=False)
                 ).result()
@@ -519,8 +521,9 @@ class _PausableReads:
 
         Return False if reads are still in progress after `_FORK_WAIT_S` seconds.
         """
-        # The lock of `_changed` stays acquired until `resume`, and blocks new reads. While this
-        # method waits, the lock is released, and `_is_pausing` blocks new reads instead.
+        # To block new reads, hold the lock of the condition `_changed` until `resume` is called.
+        # `wait_for` releases the lock while it waits, so `_is_pausing` blocks new reads during that
+        # time.
         self._changed.acquire()
         self._is_pausing = True
         was_idle = self._changed.wait_for(lambda: self._active_reads == 0, _FORK_WAIT_S)

@@ -52,9 +52,9 @@ CREATE TABLE IF NOT EXISTS schemas (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-# Returns no row if a development version from before the first release created the database. Such
-# versions did not store a hash of the script that created the tables. The earliest of them recorded
-# the schema version in another table.
+# This query returns no row if the database was created by a development version from before the
+# first release. Such versions did not store a hash of the script that created the tables. The
+# earliest development versions recorded the schema version in another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
 # WAL size in bytes above which the WAL is checkpointed, that is, moved into the database file
 WAL_LIMIT_BYTES: Final = 1 << 20
@@ -241,8 +241,8 @@ class Connector:
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open the writing connection, and create the tables of a component.
 
-        If the disk is full, this uses the reserved disk space. Without it, the database could not
-        be opened, so that no rows could be deleted from it.
+        If the disk is full, the reserved disk space is used. Otherwise, the database could not be
+        opened in order to delete rows and free space.
         """
         conn = self.reserve.retry_with_reserve_if_disk_is_full(
             partial(self._open_first_writer, schema)
@@ -460,7 +460,7 @@ def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedReques
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    # The guard usually tried to insert a row whose key already exists.
+    # The usual cause is that the guard statement tried to insert a row whose key already exists.
     except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
     # A statement without a RETURNING clause returns no rows, only the number of rows that it

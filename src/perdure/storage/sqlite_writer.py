@@ -132,7 +132,8 @@ class SQLiteWriter:
                 with self._hold_connection_lock():
                     self._commit_jobs(jobs)
                     self._free_pages_and_empty_wal()
-                # Answer the requests that were queued after `_commit_jobs` had answered requests.
+                # Answer the write-count requests that were queued too late to be answered by
+                # `_commit_jobs`.
                 while self._write_count_requests:
                     with self._hold_connection_lock():
                         resolve_futures_in_their_threads(
@@ -199,9 +200,10 @@ class SQLiteWriter:
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs. If all may wait, also wait up to `GROUP_WAIT_S` seconds for further jobs.
+        """Wait for jobs, and return them with a flag that says whether more jobs may follow.
 
-        Return all queued jobs, and whether more jobs may follow (False after the stop signal).
+        If all collected jobs may wait, also wait up to `GROUP_WAIT_S` seconds for further jobs. The
+        flag is False after the stop signal.
         """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
@@ -436,8 +438,8 @@ class SQLiteWriter:
     def _free_pages_and_empty_wal(self) -> None:
         """Perform one step of a vacuum in progress, and truncate the WAL if it has grown too large.
 
-        Errors are ignored. A vacuum whose step fails ends. Truncating the WAL is tried again after
-        a later commit.
+        Errors are ignored. A vacuum whose step fails ends. If the WAL cannot be truncated now,
+        truncation is retried after a later commit.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
@@ -506,8 +508,9 @@ class SQLiteWriter:
     def _move_wal_into_file_if_possible(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         """Checkpoint the WAL while other processes are locked out.
 
-        Return whether the WAL is empty afterwards. It is not if another connection still reads it,
-        or if another process holds the lock for longer than `wait_s` seconds.
+        Return whether the WAL is empty afterwards. The WAL is not emptied if another connection is
+        still reading it, or if another process holds the inter-process lock for longer than
+        `wait_s` seconds.
         """
         is_moved = False
         try:

@@ -1,9 +1,9 @@
 """Run functions in thread pools, wait in queues, and limit the time of calls.
 
-Threads and coroutines can wait for these pools, queues and calls. The pools do not use the
-executors of `concurrent.futures`. With executors and `asyncio.wrap_future`, the overhead per call
-would double (docs/decisions/0001), because each result would pass through two futures and their
-callbacks.
+Both OS threads and coroutines can wait for the results of pools, for their turn in queues, and for
+calls. The pools do not use the executors of `concurrent.futures`. With executors and
+`asyncio.wrap_future`, the overhead per call would double (docs/decisions/0001), because each result
+would pass through two futures and their callbacks.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Promise(Generic[T]):
     def start_unless_cancelled(self) -> bool:
         """Return whether the task should be executed.
 
-        The result is False if the promise's future was cancelled. If it is True and a thread waits,
-        the future can no longer be cancelled.
+        The result is False if the promise's future was cancelled. If the result is True and the
+        waiting caller is a blocked thread (not a coroutine), the future can no longer be cancelled.
         """
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
@@ -59,8 +59,9 @@ class Promise(Generic[T]):
 def resolve_futures_in_their_threads(promises: Sequence[Promise[Any]]) -> None:
     """Resolve the futures of several promises.
 
-    Futures of coroutines are resolved in the threads of their event loops. Each event loop is woken
-    only once. Other futures are resolved in the calling thread.
+    If a coroutine waits for a future, the future is resolved in the OS thread of the coroutine's
+    event loop. Each event loop is woken only once. If a thread waits for a future by blocking, the
+    future is resolved in the calling thread.
     """
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
@@ -329,7 +330,7 @@ class TimedOut(TimeoutError):
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
     """Block until a call has finished, and return its result.
 
-    If `timeout_s` is None, the time is not limited.
+    If `timeout_s` is None, there is no time limit.
 
     Raises:
         TimedOut: The call took longer than `timeout_s`. A `TimeoutError` that the call itself

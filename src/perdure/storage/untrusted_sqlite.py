@@ -215,7 +215,7 @@ class UntrustedFileGuard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        # Whether the pages and the value sizes of the tables have already been checked
+        # Whether the database pages and the value sizes in the tables have already been checked
         self._are_pages_checked = False
 
     def check_regular_and_unchanged_file(self) -> None:
@@ -279,8 +279,9 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # A read that did not exceed its step limit was interrupted by a signal handler. The
-            # handler raised an exception, such as KeyboardInterrupt, which sqlite3 discarded.
+            # If the read was interrupted without exceeding its step limit, the cause is a signal
+            # handler. The handler raised an exception, such as KeyboardInterrupt, and sqlite3
+            # discarded it.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
