@@ -152,8 +152,8 @@ def compute_metadata_index_tag(seal: Seal, key: str, value: Any) -> int | None:
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(seal, LangGraphSeal):
-        # Each process has its own hash key for this seal, so another process could not find the
-        # tags. Searches read the rows instead.
+        # With a `LangGraphSeal`, each process has its own hash key, so no other process could find
+        # a row by its tags. Searches read the rows instead.
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
@@ -428,8 +428,8 @@ def build_thread_search_keys(
         The keys as one byte string, or None if the thread can only be found by reading its row.
     """
     if isinstance(seal, LangGraphSeal):
-        # The hash key of this seal differs in each process, so the stored tags would not match the
-        # tags that another process computes.
+        # With a `LangGraphSeal`, each process has its own hash key, so the stored tags would not
+        # match the tags that another process computes.
         return None
     tag_numbers = [*islice(iter_search_tags_of_nested_metadata(seal, metadata), _MAX_TAGS + 1)]
     if len(tag_numbers) > _MAX_TAGS:
@@ -512,8 +512,8 @@ def decrypt_client_metadata(
 class LiveRun(NamedTuple):
     """The ids, the owner and the state of a run, which are stored unencrypted.
 
-    Lists of live runs contain a `LiveRun` for each run. The `LiveRun` in a `RunRow` can also be
-    that of a run that has ended.
+    A list of live runs contains one `LiveRun` per run. A `RunRow` also contains a `LiveRun`, even
+    if the run has already ended.
 
     Attributes:
         thread_id: The thread.

@@ -103,8 +103,8 @@ class Remover:
     """Removes erased messages from values.
 
     Messages are recognised by their ids. Copies of erased messages without ids, and quotations of
-    erased messages, are recognised only after a call to `remember_texts_of_removed_messages`. The
-    call is not needed if the `Remover` was built by `from_erased_text_sets`.
+    erased messages, are recognised only after a call to `remember_texts_of_removed_messages`. A
+    `Remover` built by `from_erased_text_sets` recognises them without this call.
 
     Args:
         ids: The ids of the messages.
@@ -196,8 +196,8 @@ class Remover:
         """Stop treating texts and tool calls as quotations if they also occur in kept messages.
 
         If a text occurs both in an erased message and in a kept message, a value containing the
-        text might quote the kept message, so the value must not be removed. The results of erased
-        tool calls do not count as kept messages here.
+        text might quote the kept message, so the value must not be removed. The result of an erased
+        tool call is not treated as a kept message.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:

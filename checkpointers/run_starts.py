@@ -37,8 +37,8 @@ from perdure.checkpointers.removal_records import (
 )
 from perdure.storage.flow import Flow
 
-# Maximum number of pairs of a run and a thread for which a start time is kept in memory. Beyond
-# this number, the oldest pairs are dropped.
+# Maximum number of (run, thread) pairs whose start times are kept in memory. If there are more, the
+# oldest pairs are dropped.
 _MAX_LOADED_RUNS: Final = 8192
 # The character that separates the names of nested graphs in a checkpoint namespace.
 _BETWEEN_GRAPHS: Final = "|"
@@ -112,11 +112,11 @@ class RunStarts:
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Add the run's start time to a request that stores a checkpoint.
 
-        The start time is added only to the first checkpoint of a run, and not if the run loaded
-        pending writes of an earlier run. The record of the run also gets `has_input`. For a later
-        checkpoint of the same run, `continues_run` is set to True instead, so that the checkpoint
-        inherits the start time of its parent. A request from a subgraph, from a state update or
-        without a run is not changed.
+        The start time is added only to the first checkpoint of a run. It is omitted if the run
+        loaded pending writes of an earlier run. When a run stores its input, `has_input` is also
+        set to True in the run's `LoadedRun`. Later checkpoints of the run get `continues_run=True`
+        instead, so that they inherit the start time of their parent. A request from a subgraph,
+        from a state update or without a run is not changed.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = (
@@ -170,7 +170,7 @@ def find_which_messages_were_added_after(
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored_checkpoint = yield from reader.find_checkpoint(address)
     if stored_checkpoint is None:
-        # The checkpoint that the run had loaded was pruned meanwhile.
+        # The checkpoint that the run loaded has since been pruned.
         return [False] * len(message_ids)
     results_by_id = yield from _find_which_messages_were_added_within(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
@@ -244,8 +244,8 @@ def _find_item_positions_added_by_runs_started_in_period(
 ) -> Flow[set[int]]:
     """Return the positions of the items added by runs that started within `start_period`.
 
-    The search goes back from the checkpoint. It ends at the first checkpoint that has no start
-    time, or whose run did not start within `start_period`.
+    The search starts at the checkpoint and continues with its ancestors. It stops at the first
+    checkpoint that has no start time or whose run did not start within `start_period`.
     """
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
@@ -259,7 +259,8 @@ def _find_item_positions_added_by_runs_started_in_period(
             arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
             parent = yield from reader.read_snapshot(*arguments)
             if parent is None:
-                # The parent was pruned, so it is unknown which run added the remaining items.
+                # The parent checkpoint was pruned, so the runs that added the remaining items
+                # cannot be determined.
                 return added
         in_parent = set[int]()
         if parent is not None:

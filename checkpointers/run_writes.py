@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # Interval in seconds between checks for writes in progress.
 _POLL_S: Final = 0.002
-# Number of consecutive event loop iterations without a write in progress after which `close`
-# assumes that no write of the run is left.
+# After this number of consecutive event loop iterations without a write in progress, `close`
+# assumes that the run has no more writes.
 _QUIET_ROUNDS: Final = 20
 
 

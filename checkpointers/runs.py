@@ -6,8 +6,8 @@ columns `request`, `details` and `error` are encrypted. A run's request is delet
 ended, unless a client could still send the request again. The `runs` table does not store a run's
 result, because the run's last checkpoint contains it.
 
-The live runs of a thread are those that are running or pending. A delayed run is not among them
-until it is due and `queue_delayed_run_that_is_due` is called.
+The live runs of a thread are those that are running or pending. A delayed run becomes live only
+when it is due and `queue_delayed_run_that_is_due` is called.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def update_run_details(self, run: LiveRun, changes: Mapping[str, Any]) -> None:
-        """Change entries of the stored details of a run, such as the person of its thread.
+        """Update the stored details of a run, such as the person to whom its thread belongs.
 
         Some details are not known before the run starts. The stored details are reread in the same
         transaction, because an erasure may have removed messages from them since the run was
@@ -402,7 +402,7 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals_by_thread_key(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return the sequence number of the newest removal from each given thread, by thread key.
+        """Return the sequence number of the latest removal in each given thread, by thread key.
 
         Each erasure of messages increases this number. Deleted threads are left out.
         """

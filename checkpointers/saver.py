@@ -83,8 +83,8 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import use_short_switch_interval
 
 T = TypeVar("T")
-# Maximum number of items of a state that is encoded or decoded in the event loop's OS thread.
-# Larger states are encoded and decoded in a worker thread.
+# A state with more items than this is encoded and decoded in a worker thread instead of the event
+# loop's OS thread.
 OFF_LOOP_ITEMS: Final = 512
 # A no-op context manager, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
@@ -119,13 +119,14 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._removals = RemovalRecords(sql, seal)
         self._run_starts = RunStarts()
-        # The addresses of checkpoints that were read by id and were not the head then. The next put
-        # of a child of such a checkpoint removes the address. The values are always True.
+        # Addresses of checkpoints that were read by id and were not the head at that time. An
+        # address is removed when a child of the checkpoint is stored. The dict is used as an
+        # ordered set, so its values are always True.
         self._read_by_id: dict[Address, bool] = {}
         # The names given to `copy_context_values_to_metadata`, by thread id.
         self._labels: dict[str, set[str]] = {}
-        # The ids of threads for which overlapping runs were logged. A copy made by `with_allowlist`
-        # shares this object.
+        # Ids of the threads for which overlapping runs were logged. A checkpointer copy made by
+        # `with_allowlist` shares this dict with the original.
         self._overlapped = OrderedDict[str, None]()
         self._create_codec_cache_reader_and_writer()
 
@@ -230,8 +231,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         (see `CheckpointPut.continues_chosen_checkpoint`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
-        # The thread may have been deleted. No row of it contains the number of the deletion, so
-        # read the number from the removal records.
+        # If the thread was deleted, it has no row with the sequence number of the deletion, so read
+        # the number from the removal records.
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
@@ -385,7 +386,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             labels = find_labels_in_run_context(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
         continues_chosen_checkpoint = self._read_by_id.pop(address, False)
-        # A caller that passes a `Continuation` continues the value of this parent on purpose.
+        # A caller that passes a `Continuation` deliberately appends to the value in this parent
+        # checkpoint.
         values = checkpoint["channel_values"].values()
         continues_chosen_checkpoint = continues_chosen_checkpoint or any(
             type(value) is Continuation for value in values
@@ -500,7 +502,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     # -- running flows
 
     def _read(self, make_flow: Callable[[], Flow[T]]) -> T:
-        """Read with a flow, and pause the garbage collector meanwhile."""
+        """Read from the database with a flow, while the garbage collector is paused."""
         with collector_paused():
             return self.database.read(make_flow)
 
@@ -537,7 +539,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 database_write = database_write._replace(
                     make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
-            # A run that resumes cannot start its nodes before the answer to the interrupt is
+            # A resumed run cannot start its nodes until the answer to the interrupt has been
             # committed, so shorten the wait for this commit.
             if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():

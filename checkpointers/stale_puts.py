@@ -68,11 +68,11 @@ class KeyedTexts(TextSet):
         # Texts that must not be removed, because they occur both in erased messages and in messages
         # that are kept.
         self._spared: set[str] = set()
-        # The length and the hash of each text that can be part of a longer text, by the hash of the
-        # text's first `PREFIX_CHARS` characters.
+        # Used to find texts inside longer texts. Maps the hash of a text's first `PREFIX_CHARS`
+        # characters to the (length, text hash) pairs of all texts with this prefix.
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
-        # The hashes of whole texts. For kinds in `SUBSTRING_KINDS`, also the elements of the
-        # removal records, each of which combines a prefix hash, a text hash and a length.
+        # Hashes of whole texts. For kinds in `SUBSTRING_KINDS`, the set also contains the elements
+        # of the removal records, each of which combines a prefix hash, a text hash and a length.
         self._hashes = {*hashes}
         for element in [*self._hashes] if kind in SUBSTRING_KINDS else ():
             start, whole, length = split_into_prefix_hash_text_hash_and_length(element)
@@ -114,7 +114,7 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_unhashed_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that are known in plain text, not only as hashes.
+        """Return the texts of erased messages, except those of which only a hash is known.
 
         The returned dict has a single entry. Its key is the kind of texts that this set contains.
         """

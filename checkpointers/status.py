@@ -40,7 +40,7 @@ FORMER_WRITES_CHANNEL: Final = "__run_former"
 _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The task id under which langgraph stores the answers to interrupts."""
-# Channels to which langgraph writes for a task that has not ended.
+# Channels in which langgraph stores the interrupts, resume values and errors of unfinished tasks.
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
 # Prefix of a task's path if the task is triggered by a channel. The prefix is followed by the
 # node's name.
@@ -48,7 +48,7 @@ _PULL: Final = "~__pregel_pull, "
 # Prefix of a task's path if the task was created by a `Send` or called by another task. The prefix
 # is followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
-# Suffix of the path of a task that handles the error of a node.
+# Suffix of a task's path if the task is the error handler of a node.
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
 IDLE: Final = ThreadStatus()
@@ -133,7 +133,7 @@ def find_send_targets(sends: Any) -> list[str | None]:
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group pending writes by task id.
 
-    Answers to interrupts, and writes of tasks with a nested path, are omitted; see
+    Writes that answer interrupts are omitted, and so are writes of tasks with a nested path; see
     `_is_nested_task_path`.
     """
     by_task: dict[str, list[TaskWrite]] = {}
@@ -153,10 +153,10 @@ def is_update_path(path: str) -> bool:
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return whether a task path does not belong to one of the superstep's own tasks.
+    """Return True unless a task path belongs to one of the superstep's own tasks.
 
-    This is the case for a called task, which another task started while it was running, for an
-    error handler, and for writes that have the suffix `ASIDE_SUFFIX`.
+    The result is True for a task that was called by another running task, for an error handler, and
+    for a path that ends with `ASIDE_SUFFIX`.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -204,7 +204,8 @@ def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
         return [channel.removeprefix(_BRANCH)] if is_ready else []
     awaited_names, _, node = channel.removeprefix(_JOIN).rpartition(":")
     arrived = value if _is_list(value) or isinstance(value, set | frozenset) else ()
-    # The names of the nodes that have arrived are a set without an order, so compare the lengths.
+    # The names of the arrived nodes can be an unordered set, so compare only the lengths of the
+    # joined names.
     is_ready = is_ready and len("+".join(map(str, arrived))) == len(awaited_names)
     return [node] if is_ready else []
 

@@ -6,9 +6,9 @@ is decoded, because it is needed to compute the target's metadata index.
 
 If a thread exists in both databases, a merge first compares the two copies. If the two copies are
 equal, or if only the target copy has new checkpoints, nothing is changed. If only the source copy
-has new checkpoints, it replaces the target copy. If both copies have new checkpoints, or if a run
-whose checkpoints the source copy contains was rolled back in the target, the thread is rejected and
-not imported. Each thread is written in a single transaction.
+has new checkpoints, it replaces the target copy. The thread is rejected and not imported if both
+copies have new checkpoints, or if the source copy contains checkpoints of a run that was rolled
+back in the target. Each thread is written in a single transaction.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        # Maps the key of each log in the records to the key of the copied log.
+        # Maps each log's key in `records` to the key of its copy.
         self.logs: dict[int, int] = {}
 
     def write_logs_and_items(self) -> Flow[None]:
@@ -307,7 +307,8 @@ class _ThreadWriter:
 def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[int, Any]) -> Any:
     """Return a copy of a reference, with its log keys mapped through `new_key_by_old_key`.
 
-    The new keys can also be the names of channels, to compare references of two databases.
+    To compare references from two databases, the new keys can also be channel names instead of log
+    keys.
     """
     if isinstance(reference, bytes):
         return reference
@@ -384,7 +385,7 @@ def copy_thread(
         records = yield from read_thread_records(reader, source, checkpoint_id)
         records.client, records.status = client, status
         if records.ttl is not None:
-            # The time to live of the copy starts now.
+            # The copy's TTL period starts now.
             minutes, _, keeps = records.ttl
             records.ttl = minutes, time.time(), min(keeps, 1)
         if (yield reader.sql("find_thread", target)):
@@ -514,15 +515,15 @@ class DatabaseImport:
         # True if the target had no copy of the most recently written thread before the import, so
         # that the newly written copy can safely be deleted.
         self._is_new = False
-        # Ids of threads that were rejected because they contain checkpoints of a run that was
-        # rolled back in the target database.
+        # Ids of threads that were rejected because the source contains checkpoints of a run that
+        # was rolled back in the target database.
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
         """Merge all threads.
 
-        A thread is rejected if each of the two databases has new checkpoints that the other lacks,
-        or if the source has checkpoints of a run that was rolled back in the target.
+        A thread is rejected if each database has new checkpoints that the other lacks, or if the
+        source contains checkpoints of a run that was rolled back in the target.
 
         Returns:
             The numbers of imported and skipped objects.

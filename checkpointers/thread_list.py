@@ -61,7 +61,7 @@ _BY_STATUS: Final[Mapping[str, str]] = {
 class TimeToLive(NamedTuple):
     """A thread's TTL (time to live).
 
-    It starts with the last activity of the thread, or when the TTL is set if that is later.
+    The TTL period starts at the thread's last activity or when the TTL is set, whichever is later.
 
     Attributes:
         minutes: The number of minutes after which the thread is deleted.
@@ -278,7 +278,8 @@ class ThreadList:
             yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
             yield _BY_STATUS[query.status], []
-        # A datetime is rounded to microseconds, so extend the period by one microsecond.
+        # A datetime has only microsecond precision, so extend the period by one microsecond at each
+        # end.
         if query.active_since is not None:
             yield "t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]
         if query.active_until is not None:
@@ -323,8 +324,8 @@ class ThreadList:
     def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads.
 
-        The head of a thread is read from the database if the thread may wait for an answer, or if
-        its row lacks data that is shown in thread lists.
+        The head of a thread is read from the database if the thread may be waiting for an answer,
+        or if its row lacks data that thread lists show.
         """
         list_entries = {
             row[0]: decrypt_listed_title_and_encoded_metadata(self._seal, row[1], row[5])

@@ -110,7 +110,8 @@ class ThreadRecords:
     ) -> Flow[dict[int, float]]:
         """Return the time at which each item in a log range was first stored, keyed by position.
 
-        If all items are loaded, the result also contains the times of the log's other items.
+        If all items of the thread are already loaded, the result also contains the times of items
+        outside the range.
         """
         if self.items is None:
             return (yield from reader.read_item_storage_times(log_key, [(start, stop)]))

@@ -638,7 +638,7 @@ def _merge_positions_with_branch_flags(
     entries: list[tuple[int, bool]] = []
     remaining = branch_positions[::-1]
     for position in head_positions:
-        # The position of an alias does not tell when its item was stored.
+        # The position of an alias does not indicate when the aliased item was stored.
         while remaining and remaining[-1] < position < ALIASES:
             entries.append((remaining.pop(), True))
         entries.append((position, False))
@@ -679,7 +679,8 @@ def _parse_first_and_last_item_counts(ends: Any) -> tuple[int, int]:
 def build_not_found_error(address: Address) -> UnknownThread | UnknownCheckpoint:
     """Build the error for a thread, namespace or checkpoint that does not exist.
 
-    If `address` has a checkpoint id, the checkpoint is reported as missing, otherwise the thread.
+    If `address` has a checkpoint id, the error reports a missing checkpoint, otherwise a missing
+    thread.
     """
     suffix = f" with the namespace {address.checkpoint_ns!r}" if address.checkpoint_ns else ""
     if address.checkpoint_id is None:

@@ -66,9 +66,9 @@ async def undo_writes_to_checkpoint(
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    The pending writes of tasks that are not in `former` are removed, except those that
-    `update_state` stored. The server's own records about the run, which are pending writes with the
-    run's id as task id, are also removed.
+    Pending writes of tasks that are not in `former` are removed, except those stored by
+    `update_state`. The server's own records about the run are also removed. They are pending writes
+    whose task id is the run's id.
 
     Args:
         saver: The checkpointer.
@@ -88,7 +88,7 @@ async def undo_writes_to_checkpoint(
 def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Update or delete rows of pending writes so that they match the description in `former`."""
+    """Update or delete pending writes in the database so that they match `former`."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

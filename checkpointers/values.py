@@ -3,15 +3,15 @@
 Plain data (None, booleans, numbers, text, bytes, lists and dicts) is stored as ordinary msgpack.
 Other values become msgpack extensions in the format of langgraph's serializer
 (`langgraph.checkpoint.serde.jsonplus`). The extension for an object contains an encoded list,
-`[module, name, payload, ...]`. A data class is here a pydantic model, dataclass, enum or named
-tuple that is not in `KNOWN`. The extensions for its instances differ from langgraph's in three
+`[module, name, payload, ...]`. Here, "data class" means a pydantic model, dataclass, enum or named
+tuple that is not in `KNOWN`. The encoding of data class instances differs from langgraph's in three
 ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
 `model_dump()`. The types of tuples, bytearrays and dict keys are preserved.
 
-When a value is decoded, the constructor of a class is called in three cases only: the class is in
-`KNOWN`, the allowlist names the class and it is not a data class, or the `load` function of a
-registered type calls the constructor. Instances of data classes are rebuilt without running any of
-the class's code; see `objects.py`.
+Decoding calls the constructor of a class in three cases only: the class is in `KNOWN`; the
+allowlist names the class and it is not a data class; or the `load` function of a registered type
+calls the constructor. Instances of data classes are rebuilt without running any of the class's
+code; see `objects.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-# Options with which the types of nested values are preserved. `Converter` encodes tuples as msgpack
+# ormsgpack options that preserve the types of nested values. `Converter` encodes tuples as msgpack
 # extensions, because ormsgpack would encode them as arrays, like lists.
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
 # message of the error that ormsgpack raises for lone surrogates
@@ -77,7 +77,7 @@ _TOO_DEEP: Final = (
     f"lists and dicts are nested deeper than {_MAX_LIST_DEPTH} levels, or objects are nested "
     f"deeper than {_MAX_OBJECT_DEPTH} levels"
 )
-# types that `Converter` accepts as keys of a msgpack map, and as elements of tuples that are keys
+# types that `Converter` accepts as keys of a msgpack map or as elements of a tuple used as a key
 _PLAIN_KEY_TYPES: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's msgpack extension codes
@@ -91,8 +91,8 @@ _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer. It encodes numpy arrays, instances of known classes that contain no other
-# objects, and objects of further classes that the allowlist names.
+# langgraph's serializer. It is used to encode numpy arrays, instances of known classes that contain
+# no other objects, and instances of other classes that the allowlist names.
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -185,8 +185,8 @@ class Allowlist:
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        The check is sufficient for data classes. The constructor of any other class may be called
-        only if `has_name` returns True, too.
+        The check is sufficient for data classes. For any other class, the constructor may be called
+        only if `has_name` also returns True.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -327,7 +327,8 @@ class Converter:
     def _encode_as_msgpack_extension(self, value: Any) -> Any:
         """Convert a value whose type ormsgpack does not encode itself.
 
-        The result is a msgpack extension, or for a subclass of a builtin type a value of that type.
+        Return a msgpack extension, or, for a subclass of a builtin type, a value of the builtin
+        type.
         """
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)

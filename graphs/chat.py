@@ -32,8 +32,8 @@ from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
 
 Part = MessagesNode | Learner
-# The node names of parts, by the name of the part's class. Other parts have the name of their class
-# in lower case.
+# Node names of parts, by class name. The node of any other part is named after its class, in lower
+# case.
 _NODE_NAMES: Final = {
     "RememberTurns": "remember",
     "UpdateInstructions": "reflect",
@@ -118,7 +118,8 @@ def chat_graph(
             builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
         else:
             builder.add_edge("tools", "respond")
-    # If a summary is due after the tools have run, the steps run before the model is called again.
+    # If a summary is due after tools have run, the graph runs the steps and then calls the model
+    # again.
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):

@@ -90,7 +90,7 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
         return None
     from langchain_openai import ChatOpenAI  # the import takes seconds
 
-    # The prefix is accepted, because names passed to `load_chat_model` have it.
+    # Accept the prefix "openai:", because model names for `load_chat_model` contain it.
     model_name = chosen_settings.model.removeprefix("openai:")
     return ChatOpenAI(
         model=model_name,
@@ -102,7 +102,7 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
 def _load_settings() -> settings.Settings:
     """Load the settings without creating the folder of the default database.
 
-    The returned settings name an in-memory database, which callers of this function do not open.
+    The returned settings specify an in-memory database as a placeholder. Callers do not open it.
     """
     return settings.load(db=":memory:")
 

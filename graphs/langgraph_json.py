@@ -24,7 +24,7 @@ from perdure.errors import ConfigurationError
 # Maximum TTL in minutes (100 years).
 _MAX_TTL: Final = 100 * 366 * 24 * 60
 _Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
-# Keys that have no effect, but are not reported as ignored.
+# Keys that have no effect and are deliberately not reported as ignored.
 _UNREPORTED_KEYS: Final = frozenset({"$schema"})
 _CORS_REASON: Final = (
     "every site that matches could read and change all memories of a user who visits the site. "

@@ -65,7 +65,7 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
                 for call in batch.action_requests
             ]
         response_schema = question.get("response_schema")
-        # The JSON schema of an answer contains each allowed decision as a constant.
+        # The JSON schema of a response contains each allowed decision as a `const` value.
         if not isinstance(response_schema, str):
             response_schema = json.dumps(response_schema, separators=(",", ":"), default=str)
         allowed_decisions = [

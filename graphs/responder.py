@@ -29,7 +29,7 @@ class QuotingResponder(BaseChatModel):
         return "perdure-quoting-responder"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        # The answer must not become a memory, because it repeats memories.
+        # This response must not be stored as a memory, because it repeats existing memories.
         message = AIMessage(
             _build_answer_from_quotations(messages) + NOTICE, response_metadata={REMEMBER: False}
         )
@@ -60,7 +60,7 @@ def _quote_messages_sharing_words(
 ) -> list[str]:
     """Quote the thread messages that share the most words with the question.
 
-    Earlier answers of this model, which contain `NOTICE`, are not quoted.
+    Earlier responses of this model are not quoted. They are recognised by `NOTICE`.
     """
     shared_counts = [
         len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)

@@ -182,8 +182,8 @@ class CheckpointerChatMemoryStore(_StoredMessages):
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
         """Replace a chat memory's messages with the result of `change(messages)`.
 
-        This is atomic with perdure's checkpointers. With others, which cannot lock a thread, the
-        last of two concurrent writes wins.
+        This is atomic with perdure's checkpointers. Other checkpointers cannot lock a thread, so
+        the last of two concurrent writes wins.
         """
         self._open_thread(memory_id).replace_messages(change)
 
@@ -403,7 +403,7 @@ class MessageChatMemory:
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """Return the newest `last_n` messages of the window, oldest first.
 
-        The system message counts as one of them.
+        The system message counts towards `last_n`.
         """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_messages_oldest_first(conversation_id)

@@ -135,8 +135,8 @@ class Background:
         self._queue_location = resolve_queue_location_and_schema(
             database, extraction.get_adapter().store
         )
-        # `_stop` is set when `stop` is called: no further job is started. `_abandon` is set when
-        # the time that `stop` waits for running extractions is over.
+        # `stop` sets `_stop`, so that no further job is started. It sets `_abandon` when it times
+        # out waiting for running extractions.
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()  # keys of the jobs that this process is running
@@ -275,7 +275,8 @@ class Background:
         needs, such as `user_id`. A worker logs a warning when it first finds unassigned threads,
         and again each time their number has doubled.
         """
-        # A new object has no cached threads, so it does not return threads that were deleted.
+        # A new `DueThreads` object has an empty cache, so it does not return threads that were
+        # deleted.
         threads = DueThreads(self.extraction, self.pace)
         threads.list_jobs(exclude_deleted=False)
         return threads.list_threads_without_user()
@@ -414,7 +415,8 @@ class Background:
     ) -> None:
         """Record a failed extraction in the thread's watermark, log it, and call `on_job`.
 
-        Nothing is recorded if the thread was deleted, or if a lost worker had finished the job.
+        Nothing is recorded if the thread was deleted, or if a lost worker stored its result before
+        it died.
 
         Args:
             job: The job.

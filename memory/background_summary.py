@@ -3,8 +3,8 @@
 A summary is stored at the thread's head checkpoint, as a pending write with the task id of
 LangGraph's null task. LangGraph uses the null task's id for writes that come from outside the
 graph's nodes, such as the update of a `Command`. The next run that starts from the head checkpoint
-applies the summary. A run that read the head checkpoint before the summary was stored does not
-apply the summary, so this run's checkpoints do not contain it. Storing a summary adds no
+applies the summary. If a run read the head checkpoint before the summary was stored, it does not
+apply the summary, so its checkpoints do not contain the summary. Storing a summary adds no
 checkpoint, so it never creates a branch of the thread.
 """
 
@@ -66,8 +66,8 @@ def find_thread_of_current_run() -> SavedThread | None:
     except (RuntimeError, KeyError):  # no graph is running
         return None
     info, configurable = runtime.execution_info, config.get("configurable", {})
-    # The namespace of a node has the form "node:task_id" in the root graph. In a subgraph, the
-    # namespace of the calling node and "|" precede it.
+    # In the root graph, a node's namespace has the form "node:task_id". In a subgraph, it is
+    # prefixed with the calling node's namespace and "|".
     if info is None or info.thread_id is None or "|" in info.checkpoint_ns:
         return None
     # langgraph stores the checkpointer in `configurable`, under a private key.
@@ -107,7 +107,8 @@ async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedH
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
     If the channel `messages_key` is a `DeltaChannel`, the checkpoint might not contain the
-    messages. In this case, a perdure checkpointer reconstructs the values of all `DeltaChannel`s.
+    messages. If the messages are missing, a perdure checkpointer reconstructs the values of all
+    `DeltaChannel`s.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -152,7 +153,7 @@ async def store_summary_if_head_unchanged(
 ) -> bool:
     """Store a summary as pending writes of the head checkpoint.
 
-    If the checkpointer is perdure's, the thread is locked meanwhile.
+    A perdure checkpointer locks the thread while the summary is stored.
 
     Args:
         thread: The thread.
@@ -215,9 +216,9 @@ class BackgroundSummaries:
     ) -> None:
         """Schedule a summary, which starts when the current run of the thread has ended.
 
-        The run has ended when a checkpoint contains the message `last_message_id` and has no
-        unfinished tasks. A summary that an earlier turn scheduled for the same thread is dropped if
-        it has not started yet.
+        The run is considered ended once a checkpoint contains the message `last_message_id` and has
+        no unfinished tasks. A summary that an earlier turn scheduled for the same thread is dropped
+        if it has not started yet.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():
@@ -264,8 +265,8 @@ class BackgroundSummaries:
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all jobs have ended.
 
-        Return False if a job has not ended after `timeout_s` seconds. None means to wait without a
-        limit.
+        Return False if a job is still running after `timeout_s` seconds. If `timeout_s` is None,
+        there is no time limit.
         """
 
         def wait_for_jobs() -> bool:

@@ -1,7 +1,7 @@
-"""Plan changes to memories, have the gate judge them, and write them by compare-and-set.
+"""Plan changes to memories, check them with the gate, and write them with compare-and-set.
 
-A write plan lists the puts that carry out a change. It depends on the memories that were stored
-when it was built. In a versioned store, the put of a memory therefore specifies the version that
+A write plan lists the puts that carry out a change. A plan is based on the memories that were
+stored when it was built. In a versioned store, each put therefore includes the memory version that
 was read. A change that depends on other memories of the namespace also increments the namespace's
 change counter. For example, a fact is added only if no stored memory states it already. If a
 concurrent change was written first, the write fails, and the change is planned again from the
@@ -302,7 +302,7 @@ async def _filter_out_stored_episodes_and_plan_outcomes(
 async def _read_memories_that_changes_refer_to(
     scope: Scope, changes: Sequence[ProposedChange]
 ) -> dict[str, Memory]:
-    """Return the stored memories under the keys of the changes, by key."""
+    """Return the stored memories that the changes refer to, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -335,7 +335,7 @@ def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> b
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Build the write plan for deletions, and the outcomes of all revisions that are refused."""
+    """Build the write plan for deletions, including the outcomes of refused revisions."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -439,7 +439,8 @@ async def plan_changes_that_gate_admits(
             and memory
             and outcome.key != proposed.key
         ):
-            # The revised text would repeat another memory, so the revised memory is deleted.
+            # The revised text would duplicate another memory, so the memory is deleted instead of
+            # revised.
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)

@@ -201,14 +201,14 @@ def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMe
     tool call are removed too. Tool calls without a result get a placeholder result. Tool calls at
     the end of the window are left unchanged, because their results may follow later. A system
     message between a tool call and its results is moved so that it precedes the call. A system
-    message after a tool call whose results may follow later is moved in the same way.
+    message after a tool call at the end of the window is also moved in front of this call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}
     systems = [m for m in messages if get_role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        # The results of an AI message's tool calls may follow later.
+        # True if the unit contains a tool call without a result, which may still follow later.
         waits = not has_results_of_all_tool_calls(unit)
         end = max((positions[id(m)] for m in unit if id(m) in positions), default=-1)
         while systems and (waits or positions[id(systems[0])] < end):

@@ -5,7 +5,7 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 the candidates that the gate has quarantined.
 
 When single memories are erased, their tombstones are written first. If the erasure is interrupted,
-the memories are still stored, and the erasure can be retried. If a full store has no room for the
+the memories are still stored, and the erasure can be retried. If the store is too full for the
 tombstones, they are written after the erasure. No tombstones are written if a whole namespace is
 erased.
 

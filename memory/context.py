@@ -133,8 +133,8 @@ class Assemble(MessagesNode):
     ) -> ModelInput:
         """Return the system message with its sections, and the latest turns that fit in the budget.
 
-        The estimates of an additive token counter are scaled up if the usage that the provider
-        reported shows that they are too low.
+        An additive token counter's estimates are scaled up if the token usage reported by the
+        provider shows that they are too low.
         """
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
@@ -194,7 +194,8 @@ class Assemble(MessagesNode):
     ) -> tuple[SystemMessage | None, list[Turn]]:
         """Return the system message and the turns that fit, newest first.
 
-        The system message contains the instructions, and of each section the entries that fit.
+        The system message contains the instructions and, for each section, the entries that fit in
+        the budget.
 
         Args:
             model_input: The system message and the turns.
@@ -251,9 +252,9 @@ class Assemble(MessagesNode):
     ) -> str:
         """Return the text of a system message with a section appended.
 
-        The section contains as many entries as fit both in the section's share of the budget and
-        in the system message. If no entry fits, no section is appended. `tokens_left` is the
-        maximum number of tokens of the whole system message.
+        The section contains as many entries as fit both in the section's share of the budget and in
+        the system message. If no entry fits, no section is appended. `tokens_left` is the maximum
+        length of the complete system message, in tokens.
         """
         share = min(
             int(self.max_tokens * BUDGET_SHARES[section_name]),
@@ -372,8 +373,8 @@ class UseMemories(MessagesNode):
         """Return a copy of the node that knows which parts follow it in a view.
 
         The copy applies `following_parts` to a request to determine which messages remain in it.
-        Other `UseMemories` nodes among them are left out. They would search the store again, and
-        they remove no messages.
+        Other `UseMemories` nodes in `following_parts` are left out, because they would search the
+        store again and do not remove messages.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]

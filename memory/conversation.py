@@ -98,9 +98,10 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     """Yield the range of message indices for each turn, latest turn first.
 
     A human message that contains tool results does not begin a turn. Of the other human messages,
-    one without visible content begins a turn only if it is the latest. The turn of the messages
-    before the first human message is omitted; `exchanges.iter_turns` adds it. If there is no human
-    message, yield a single range that covers all messages.
+    the latest always begins a turn, and earlier ones begin a turn only if they have visible
+    content. Messages before the first human message are not part of any range;
+    `exchanges.iter_turns` yields them as a separate turn. If there is no human message, yield a
+    single range that covers all messages.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):

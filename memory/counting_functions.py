@@ -49,7 +49,7 @@ class CountingFunction:
                 "expected a synchronous function that returns the number of tokens"
             )
         self._function = function
-        # Whether the counts of single messages add up to the count of a request.
+        # True if the token count of a request is the sum of the counts of its messages.
         self.is_additive = _takes_one_message(function)
         # The per-request overhead, in tokens, or None if it has not been measured yet.
         self._request_overhead: float | None = 0 if self.is_additive else None
@@ -82,7 +82,8 @@ class CountingFunction:
         The per-request overhead is the token count of an empty message list. If the counting
         function raises an error or returns 0 for an empty list, the overhead is derived from the
         token counts of three requests: two with one sample message each, and one with both sample
-        messages. If the function raises an error for one of the three, the overhead is taken as 0.
+        messages. If the function raises an error for any of the three requests, the overhead is
+        assumed to be 0.
         """
         empty = self._count_request_tokens_or_none([])
         if empty:
@@ -158,8 +159,8 @@ def find_token_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method for counting message tokens, or None if it has none.
 
     Token-counting methods defined in LangChain's own packages are ignored, because they download a
-    tokenizer or send each message to the provider. They are not ignored if the application has set
-    the model's `custom_get_token_ids`, which they then call.
+    tokenizer or send each message to the provider. As an exception, they are used if the
+    application has set the model's `custom_get_token_ids`, because they then call this function.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)

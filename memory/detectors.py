@@ -41,9 +41,10 @@ _KIND_NAMES: Final = {
     "phone": "a telephone number",
     "secret": "a password, key or other secret",
 }
-# Patterns of secrets that need no label, in this order: keys with a known prefix and JSON web
-# tokens, private keys in PEM format, passwords in URLs, new passwords in sentences such as "I
-# changed the password to x1y2", and credentials in HTTP headers.
+# Patterns for secrets that are recognised without a label such as "api_key:". In order, the
+# patterns match keys with a known prefix and JSON web tokens, private keys in PEM format, passwords
+# in URLs, new passwords in sentences such as "I changed the password to x1y2", and credentials in
+# HTTP headers.
 _KEY_PATTERNS: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -106,8 +107,8 @@ _EMAIL: Final = re.compile(
 # Length, in characters, of the overlapping windows in which a text is searched for the patterns of
 # detect-secrets.
 _WINDOW_SIZE: Final = 4_096
-# replacement for each character of some Unicode categories: format characters, spaces, dashes and
-# quotation marks
+# replacements for all characters in a Unicode category: format characters are removed, and spaces,
+# dashes and quotation marks are replaced with their ASCII equivalents
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
@@ -148,8 +149,8 @@ def _is_labelled_value_secret(label_match: re.Match[str], value: str) -> bool:
 def _is_labelled_value_password(label_match: re.Match[str], value: str) -> bool:
     """Return whether the text after a label such as "password" is likely to be a password.
 
-    The text has only digits or no digits, and follows a verb, as in "the password is secret". The
-    words around the text decide.
+    Callers pass only texts that follow a verb, as in "the password is secret", and that consist
+    only of digits or contain no digits. The words around the text decide.
     """
     start = label_match.start("value")
     is_quoted = label_match.string[start - 1] in "\"'`"

@@ -2,7 +2,7 @@
 
 If a tool call has no result, a placeholder message saying so is added, or the call is removed. If a
 tool result arrived after the user's next message, the result is moved directly after its call.
-Messages are never changed in place. The request contains changed copies of them.
+Messages are never changed in place. The request contains modified copies of the messages instead.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     prepended to this turn, except for the purpose `"state"`. A conversation without a human message
     is a single turn, to which nothing is prepended.
     """
-    # Maps call ids to the tool results whose calls are in an earlier turn, which is yielded later.
+    # Maps call ids to tool results whose calls are in an earlier turn. Turns are yielded newest
+    # first, so these calls have not been reached yet.
     unmatched_results: dict[str, BaseMessage] = {}
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
@@ -246,8 +247,8 @@ class _MessageWithResults:
         """Return the message and its tool results in a form that providers accept.
 
         Return an empty list if no part of the message can be sent to a provider. With the purpose
-        `"request"`, the result is also empty for a message at the end of the conversation whose
-        tool calls still wait for all of their results. With the purpose `"state"`, the messages are
+        `"request"`, the list is also empty if the message is at the end of the conversation and
+        none of its tool calls has a result yet. With the purpose `"state"`, the messages are
         returned unchanged. `is_at_end_of_conversation` is True if the message is the last one in
         the conversation, not counting its tool results.
         """
@@ -363,8 +364,8 @@ class _TurnGrouper:
         """Add the next message of the turn.
 
         Tool results in the message are attached to their calls in this turn. An AI message that
-        contains such results also joins the group of the calls. A human, AI or chat message without
-        such results begins a new group. System messages are skipped.
+        contains such results is also added to the group of their calls. A human, AI or chat message
+        without such results begins a new group. System messages are skipped.
         """
         kind = get_role(message)
         if kind == "system":

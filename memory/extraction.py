@@ -310,8 +310,8 @@ class Pipeline:
             read_thread: Reads the messages of the thread.
         """
         report = ExtractionReport(thread_id)
-        # Read the thread again if another extraction has changed its watermark, or if one of the
-        # messages that were read was erased.
+        # Retry with a fresh read of the thread if another extraction changed its watermark, or if
+        # one of the messages that were read has been erased.
         while True:
             watermark = await self._read_watermark(thread_id)
             history = await read_thread(watermark)
@@ -486,8 +486,8 @@ class RememberTurns(Learner):
             Messages added during the current run are timestamped with the current time.
             """
             unread = _skip_read_messages(watermark, messages)
-            # If `extract_unread` reads the thread again, leave out messages that were erased after
-            # the run loaded the thread.
+            # If `extract_unread` calls this function again, leave out messages that were erased
+            # after the run loaded the thread.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
@@ -530,8 +530,9 @@ def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
     Old messages are skipped, so that the cost of a turn does not grow with the length of the
     thread.
     """
-    # If the watermark lists every message that was read, the messages before the first listed one
-    # may be unread; see `Watermark.find_unread`. A message without an id cannot be found in it.
+    # Return all messages if the watermark lists every message that was read, because the messages
+    # before the first listed one may be unread; see `Watermark.find_unread`. Also return all of
+    # them if a message has no id, because it cannot be found in the watermark.
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
     read_ids = watermark.recently_read_message_ids
@@ -621,8 +622,9 @@ class ExtractionJob:
 class DueThreads:
     """Lists the threads that may have messages that no extraction has read yet.
 
-    These are the threads whose head is not the one that their watermark names. The list is cached.
-    Each call queries the checkpointer only for threads that were active since the previous call.
+    A thread is listed if its current head differs from the head recorded in its watermark. The list
+    is cached. Each call queries the checkpointer only for threads that were active since the
+    previous call.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's.
@@ -636,9 +638,9 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # The threads that may have unread messages, by thread id. The elements of a value are the
-        # head, the time at which the thread was first seen with unread messages, the namespace of
-        # the memories, and the values of the placeholders in the namespace template.
+        # Maps the id of each thread that may have unread messages to a tuple. Its elements are the
+        # thread's head, the time at which the thread was first seen with unread messages, the
+        # memory namespace, and the values of the placeholders in the namespace template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # maps the id of each thread whose user is unknown to the time of the last write to the
         # thread
@@ -646,7 +648,8 @@ class DueThreads:
         # Results of `_is_fully_read`, cached by thread id. Each value is a tuple (state, result),
         # where the state identifies the head and the watermark that were checked.
         self._read_states: dict[str, tuple[Any, bool]] = {}
-        # Threads that were active after this time are queried by the next call. None means all.
+        # The next call queries only threads that were active after this time. None means all
+        # threads.
         self._since: datetime | None = None
         # A worker and the application can call `list_jobs` concurrently.
         self._lock = threading.Lock()
