@@ -255,9 +255,9 @@ class Additions:
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
         """Replace the value of a pending write with a log reference if possible.
 
-        A value is replaced if it is a log item whose position `positions_by_item` contains. A list
-        or dict is replaced if each of its elements is a log range or such an item. Otherwise, the
-        write is returned unchanged.
+        A value is replaced if `positions_by_item` contains its position in the log. A list or dict
+        is replaced if each of its elements is a log range or has a position in `positions_by_item`.
+        Otherwise, the write is returned unchanged.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.

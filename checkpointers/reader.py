@@ -654,10 +654,11 @@ class CheckpointReader:
 
         The keys are returned in descending order. If this process has fewer than `count` reserved
         keys left, it reserves another block of keys in the database. Each block contains more than
-        `count` keys, so most calls need no database access. The caller uses the lowest keys first,
-        by removing them from the end of the list. After its transaction has been committed, the
-        caller must pass the remaining keys to `KeyBlock.replace_reserved_row_keys`. To prevent
-        deadlocks between transactions, a transaction must allocate keys before its other writes.
+        `count` keys, so most calls need no database access. The caller removes the keys that it
+        needs from the end of the list, so the lowest keys are used first. After its transaction has
+        been committed, the caller must pass the remaining keys to
+        `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between transactions, a
+        transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
