@@ -43,7 +43,7 @@ TIMEOUT_S = 60.0
 BATCH_SIZE = 256
 # maximum number of cached vectors; they take 25 MB if each has 1,536 dimensions
 CACHE_SIZE: Final = 4096
-# maximum number of daemon threads in which an embedder calls its model at the same time
+# maximum number of daemon threads in which an embedder calls its model concurrently
 _MAX_THREADS: Final = 8
 # maximum number of vectors that are validated on the event loop; validating more vectors would take
 # over 0.5 ms, so larger batches are validated in an OS thread

@@ -1,7 +1,7 @@
 """The search index of one namespace, as arrays in memory, and its encoding for storage.
 
-The index has a row for each item. A search appends rows for the items that were put since the last
-search (see `indexes.py`). The words of new rows are appended to an unsorted list, which every
+The index has a row for each item. A search appends rows for the items that were written since the
+last search (see `indexes.py`). The words of new rows are appended to an unsorted list, which every
 search scans in full. When the unsorted list gets too long, `NamespaceIndex.compact` merges its
 words into the sorted postings. The postings are an inverted index: for each word, they contain the
 rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not affected by
@@ -75,7 +75,8 @@ FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
 # the number of its sorted words (see `_UNSORTED_DIVISOR`). For unsorted vectors, the minimum is
 # 1/64 of this number. A word is counted once for each row that contains it.
 _MIN_UNSORTED: Final = 1 << 13
-# Divisor for the share of unsorted words or vectors above which an index is compacted.
+# With a value of 32, an index is compacted when it has more than 1/32 as many unsorted words or
+# vectors as sorted ones.
 _UNSORTED_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
@@ -376,7 +377,7 @@ class NamespaceIndex:
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
     def update_expiries(self, expiry_by_item_id: Mapping[int, int]) -> None:
-        """Set new expiry times, which are given by item id."""
+        """Update expiry times, given as a mapping from item ids to new expiry times."""
         for row, number in self._find_rows_by_id(expiry_by_item_id):
             self.rows["expires"][row] = expiry_by_item_id[number]
         self._view = None

@@ -325,7 +325,8 @@ class Locks:
         """Join the queue for a lock, and leave it if the `with` block raises an exception.
 
         If the `with` block succeeds, the lock is added to the locks that the calling run holds.
-        `loop` is the event loop in which the caller waits, or None if it waits by blocking.
+        `loop` is the event loop in which the caller waits, or None if the caller blocks its OS
+        thread.
         """
         first_ticket = self._queues.first_ticket(hold.name)
         if first_ticket is not None and any(
