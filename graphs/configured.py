@@ -90,7 +90,7 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
         return None
     from langchain_openai import ChatOpenAI  # the import takes seconds
 
-    # Accept the prefix "openai:", because model names for `load_chat_model` contain it.
+    # Accept the prefix "openai:", because model names for `load_chat_model` can contain it.
     model_name = chosen_settings.model.removeprefix("openai:")
     return ChatOpenAI(
         model=model_name,

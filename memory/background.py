@@ -135,8 +135,8 @@ class Background:
         self._queue_location = resolve_queue_location_and_schema(
             database, extraction.get_adapter().store
         )
-        # `stop` sets `_stop`, so that no further job is started. It sets `_abandon` when it times
-        # out waiting for running extractions.
+        # `stop` sets `_stop`, so that no further job is started. It sets `_abandon` when it stops
+        # waiting for running extractions.
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()  # keys of the jobs that this process is running
