@@ -79,7 +79,8 @@ def test_superstep_accepts_command_instead_of_values(sdk: Sdk) -> None:
 
 def test_invalid_supersteps_create_no_thread(sdk: Sdk) -> None:
     bad: list[Any] = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "nope"}]}]
-    for graph, why in (("two", "nope"), ("unknown", "names no graph"), (None, "not served")):
+    graphs = (("two", "nope"), ("unknown", "names the graph"), (None, "names no graph"))
+    for graph, why in graphs:
         with expect_refusal(why) as error:
             sdk.threads.create(thread_id="t", graph_id=graph, supersteps=bad)
         assert error.value.status_code == 422
