@@ -252,7 +252,7 @@ class Indexes:
     # the cached indexes, the least recently searched first
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
     _nbytes: int = 0  # total size of the cached indexes in bytes
-    # the store's counter of erasures when erased data was last removed from the cached indexes
+    # value of the store's erasure counter when erased data was last removed from the cached indexes
     _erasures: int = 0
 
     def __post_init__(self) -> None:
@@ -455,12 +455,12 @@ class Indexes:
     def _load_view_of_closed_versions(
         self, path: bytes, version_ids: Sequence[int], state: _State, *, may_cache: bool
     ) -> Flow[IndexView]:
-        """Load an index view of closed versions of a namespace.
+        """Return an index view of some closed versions of a namespace.
 
-        The view comes from a separate index, which contains every closed version that searches in
-        this process have loaded so far. How well its vectors separate related rows from random rows
-        is left unmeasured, because the result would depend on which versions earlier searches
-        happened to load.
+        Closed versions have an index of their own, which contains every closed version that a
+        search in this process has loaded. How well the vectors in this index separate related rows
+        from random rows is not measured, because the result would depend on which versions earlier
+        searches happened to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
@@ -578,13 +578,14 @@ class Indexes:
         """Remove replaced and deleted items from an index.
 
         If only a few versions have been closed since the last update, their ids are read from the
-        database. Otherwise, or if items have also been erased, the ids of all current items are
-        read, and all other items are removed from the index.
+        database. If many versions have been closed, or if items have also been erased, the ids of
+        all current items are read instead, and all other items are removed from the index.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
             closed = np.array([number for (number,) in rows], np.int64)
-            # If the numbers differ, items of the index may also have been erased.
+            # If these versions are not exactly as many as the items to remove, items may also have
+            # been erased.
             if np.count_nonzero(closed <= coverage.newest) == removed_count:
                 index.remove_items(closed)
                 return
@@ -595,7 +596,7 @@ class Indexes:
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Load the stored index and set its coverage, or return an empty index.
+        """Load the stored index and record what it covers, or return an empty index.
 
         An empty index is returned if there is no stored index, or if it is damaged or outdated.
         """
@@ -631,7 +632,7 @@ class Indexes:
     def _refresh_cached_expiry_times(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Reload the expiry times of items that have expired by `until` according to the index.
+        """Reload the expiry times of the items that the index considers expired by `until`.
 
         Items that were checked by an earlier call are skipped.
 
@@ -714,8 +715,8 @@ class Indexes:
 def _is_worth_saving(unsaved: int, items: int) -> bool:
     """Return whether the stored index lacks so many items that it should be saved again.
 
-    The index is saved again if it lacks at least 16 items, and at least a 16th of all items, and at
-    least 256 items or a quarter of all items, whichever is less.
+    The index is saved again if three conditions hold: it lacks at least 16 items; it lacks at least
+    1/16 of all items; and it lacks at least 256 items or a quarter of all items, whichever is less.
     """
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)

@@ -1,11 +1,11 @@
 """Compute vectors for items that have none.
 
-These are the items of a put that is about to be stored, the items for which the embedder failed
-when they were put, and the items whose vectors are from an earlier embedding model. Until its
-vectors have been computed, a stored item can be found only by keyword search.
+Vectors are computed for the items of a put that is about to be stored, for items whose embedding
+failed when they were put, and for items whose vectors are from an earlier embedding model. Until
+its vectors have been computed, a stored item can be found only by keyword search.
 
-If the model is fast enough (`StoreEmbedder.embed_quickly`), no vectors are stored. Searches then
-compute the vectors.
+If the model is fast enough (`StoreEmbedder.embed_quickly`), searches compute the vectors, and no
+vectors are stored.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class MissingEmbeddings:
     async def embed_pending_items_after_put(self, put_count: int) -> None:
         """After a put of `put_count` items, retry items whose embedding failed.
 
-        At most `put_count + 16` items are embedded. Nothing is done unless an embedding has failed
-        in this process and failed items may be left. Items whose embedding has failed more than
-        `_MAX_RETRIED_ATTEMPTS` times are skipped. A new failure raises no error.
+        At most `put_count + 16` items are embedded. Items are retried only if an embedding has
+        failed in this process and some failed items may remain. Items whose embedding has failed
+        more than `_MAX_RETRIED_ATTEMPTS` times are skipped. A new failure raises no error.
         """
         if not self._may_retry:
             return
@@ -146,7 +146,7 @@ class MissingEmbeddings:
         """Embed rows, store their vectors, and return how many rows were embedded.
 
         If embedding a group of rows fails, the group is repeatedly split in half, down to single
-        rows. The error of a single row is recorded with the row.
+        rows. If a single row fails, the error is recorded in the database for that row.
 
         Raises:
             EmbeddingFailed: No row could be embedded, so the embedder itself is probably at fault.
@@ -199,8 +199,8 @@ class MissingEmbeddings:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        # The embedder is slow, so it is not called as part of a batch (`call_in_thread`), where it
-        # would delay the results of other calls.
+        # The embedder is slow. It is called outside the batches of `call_in_thread`, so that it
+        # does not delay the results of other calls.
         if self._embeddings.in_process:
             embed = partial(embedder.embed, chunks)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))

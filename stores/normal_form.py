@@ -1,8 +1,8 @@
-"""Compute the normal form of a text, which is used to recognise texts that say the same.
+"""Compute a text's normal form, which is used to recognise texts that say the same thing.
 
 The normal form ignores case, white space, letter variants, and punctuation that carries no meaning.
-It keeps punctuation that changes the meaning, as in `10.5`, `-5` or `A-`. It also keeps whether a
-text ends with a question.
+Punctuation that changes the meaning is kept, as in `10.5`, `-5` or `A-`. The normal form also
+records whether the text ends with a question.
 
 A tombstone stores the hash of a text's normal form. The computation of normal forms must not change
 between releases. If the computation changed, the hashes in existing tombstones would no longer
@@ -36,7 +36,8 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<![\w.])\.(?=\w)"
 )
-# Significant signs become mathematical operators that look similar and are not in `_IGNORED`.
+# Significant signs are replaced with similar-looking mathematical operators, which `_IGNORED` does
+# not match.
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 # emphasis in Markdown, such as *word* or **word**, whose asterisks are removed
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
@@ -49,8 +50,8 @@ _SUPERSCRIPTS: Final = re.compile(
 # time, so a joiner is inserted after every 30 marks (the Stream-Safe Text Format of Unicode
 # Standard Annex 15). The joiners are removed after the sorting, by `_LETTER_VARIANTS`.
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
-# Control characters that stand for significant punctuation while `_IGNORED` is removed. They remain
-# in the normal form.
+# Maps significant punctuation to control characters, which `_IGNORED` does not match. The control
+# characters remain in the normal form.
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -74,17 +75,17 @@ def normalize_text_for_comparison(text: str) -> str:
             lambda match: _PLACEHOLDERS.get(match[0], _PLACEHOLDERS["-"]), plain
         )
     words = " ".join(_IGNORED.sub(" ", marked).split())
-    # A text that contains nothing but punctuation is compared as it is.
+    # If a text consists only of punctuation, the punctuation is kept.
     return f"{words} ?" if words and ends_with_question(text) else words or plain.strip()
 
 
 def unify_letter_variants(text: str) -> str:
     """Convert the variants of each letter to a single form by Unicode normalisation.
 
-    The returned text still contains punctuation, which the callers remove. Only the asterisks of
-    Markdown emphasis are removed here. Punctuation that is significant at the start or end of a
-    word, such as the asterisk in `5*`, is replaced with a special character, so that callers do not
-    remove it.
+    The returned text still contains punctuation, which the callers remove. The only punctuation
+    that this function removes is the asterisks of Markdown emphasis. Punctuation that is
+    significant at the start or end of a word, such as the asterisk in `5*`, is replaced with a
+    special character, so that callers do not remove it.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(
@@ -99,7 +100,8 @@ def unify_letter_variants(text: str) -> str:
 def _lower_superscript(match: re.Match[str]) -> str:
     """Return the replacement for a match of `_SUPERSCRIPTS`.
 
-    The replacement is the match with a preceding ^. After a unit of length, the match is returned
-    unchanged. In both cases, NFKC then converts the superscript digits to plain digits.
+    The replacement is a caret (^) followed by the superscripts. A match that begins with a unit of
+    length is returned unchanged. The caller's NFKC normalisation later converts the superscript
+    digits to plain digits.
     """
     return match[0] if match[1] else f"^{match[2]}"

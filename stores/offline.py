@@ -42,8 +42,8 @@ _MEMO_SIZE = 1 << 16
 # maximum length of a character sequence whose token ids are cached; longer sequences seldom recur,
 # because they are usually URLs, or text in scripts that use no spaces
 _MAX_MEMO_LENGTH = 32
-# Minimum average length, in letters, of the word pieces of a known word, with a tolerance of one
-# letter for the whole word. A word of n pieces is known if it has at least 3 * n - 1 letters.
+# Minimum average length of a known word's pieces, in letters. A word may be one letter short of
+# this minimum: a word of n pieces is known if it has at least 3 * n - 1 letters.
 _MIN_PIECE_LENGTH = 3
 # If at most this fraction of a query's letters belong to known words, the query's vector is zero.
 # For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is 0.
@@ -142,7 +142,7 @@ class WordPieceTokenizer:
         """Return the fraction of a text's letters that belong to known words.
 
         A word is known if the word itself or its stem splits into word pieces that are long enough.
-        Words of one letter are not counted. The result is 1 if the text has no other words.
+        Words of one letter are not counted. If the text contains no longer words, the result is 1.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -171,8 +171,9 @@ class WordPieceTokenizer:
         """Return the token ids of a word.
 
         The word is split from left to right. At each position, the longest token in the vocabulary
-        that matches the following characters is chosen. If no token matches at some position, the
-        whole word is unknown. Tokens that do not begin a word have the prefix "##".
+        that matches the following characters is chosen. If no token matches at some position, only
+        the id of the token for unknown words is returned. Tokens that do not begin a word have the
+        prefix "##".
         """
         if len(word) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
@@ -284,7 +285,8 @@ def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
 ]:
     """Read and validate the embedding table and the list of its tokens.
 
-    The result is that of `_load_vector_table_tokenizer_and_non_english_ids`.
+    Returns the same values as `_load_vector_table_tokenizer_and_non_english_ids`, without caching
+    them.
     """
     folder = files("perdure.stores") / "weights"
     try:

@@ -1,4 +1,4 @@
-"""Build the components of a store, and run its operations for blocking and async callers.
+"""Build a store's components, and run store operations for both blocking and async callers.
 
 The options of a store are checked before its database is opened. When the database is opened, the
 options are compared with the settings recorded in it.
@@ -390,8 +390,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # Without an embedder, only the index contains parts of texts, so no other cache needs
-            # to be cleared after an erasure.
+            # This store has no embedder, so its index is the only cache that contains parts of
+            # texts. No other cache needs to be cleared after an erasure.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -596,8 +596,8 @@ class OperationRunner:
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a slow call.
 
-        In blocking code, the function is called directly. In a coroutine, it is called in a thread
-        of the reading pool.
+        In blocking code, `call` is called directly. In a coroutine, `call` runs in a thread of the
+        reading pool.
         """
         return Effect(call, lambda: self.call_reader(call))
 

@@ -27,12 +27,14 @@ _SQL: Final = {
 # maximum number of values that a condition passes as individual parameters; longer lists are passed
 # as a single JSON array
 _MAX_INLINE_VALUES: Final = 4
-# SQL expression that parses a stored document; see `TextOrBytes` for the bytes that are trimmed
+# SQL expression that converts a stored document to jsonb; it trims the bytes that `TextOrBytes`
+# adds to the text
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"
-# SQL condition that is false for a document that contains the escape \u0000, because jsonb cannot
-# represent NUL; the bytes of the pattern are %\\u0000%
+# SQL condition that is false for documents with the escape \u0000, because jsonb cannot represent
+# the NUL character; the LIKE pattern, given in hexadecimal, is %\\u0000%
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"
-# stands for the parsed document in conditions, until `convert_json_condition_to_row_condition`
+# placeholder for the parsed document in an SQL condition, for which
+# `convert_json_condition_to_row_condition` supplies the expression
 _DOCUMENT_COLUMN: Final = "d.doc"
 _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
@@ -102,8 +104,8 @@ class JSONBLocation(JSONLocation):
 
         Either bound may be None, which leaves the range open at that end.
         """
-        # A range of texts has only one bound here, because `build_equals_any_condition` tests the
-        # equality of texts.
+        # If the bounds are strings, only one of them is given. Strings are tested for equality by
+        # `build_equals_any_condition` instead.
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
             return self._build_condition_for_any_path(
@@ -113,8 +115,8 @@ class JSONBLocation(JSONLocation):
             return self._build_condition_for_any_path(
                 f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low)
             )
-        # If `low` is None, the lower bound is null, which comes before all numbers in jsonb's sort
-        # order. BETWEEN is not used, because it would parse the document twice.
+        # If `low` is None, JSON null is used as the lower bound, because jsonb sorts null before
+        # all numbers. BETWEEN is not used, because it would parse the document twice.
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
         return join_conditions_with_or(
             [

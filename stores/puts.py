@@ -100,7 +100,7 @@ class Put:
 
     @property
     def has_index_row(self) -> bool:
-        """True if the version gets a row in `store_search_data`.
+        """True if writing this version also adds a row to the table `store_search_data`.
 
         The row contains what a search cannot compute from the value: stored vectors, and search
         paths that differ from the store's default paths.
@@ -317,10 +317,10 @@ class WriteTotals:
     # (put, version id) tuples for the new versions that need a row in the table
     # `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    # net growth of each namespace, in items and in bytes, by the namespace's primary key
+    # net growth of each namespace, in items and in bytes, keyed by the namespace's primary key
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    # net growth of all namespaces together, in unexpired items and in their bytes
+    # total net growth of all namespaces, in items and in bytes; only unexpired items are counted
     item_growth: int = 0
     byte_growth: int = 0
 
@@ -343,10 +343,11 @@ class ItemWriter:
         """Write puts and deletes of different keys in one transaction.
 
         One round trip to the database reads the current versions of all keys, and another one
-        writes all changes. New namespaces, a new embedding model and limits need further round
-        trips. On Postgres, a single statement is executed if `puts` contains only deletes, and none
-        of them has a required version or limits. This statement is idempotent, so it can safely be
-        retried if the connection is lost before the outcome of the commit is known.
+        writes all changes. Further round trips are needed to create namespaces, to record a new
+        embedding model and to check limits. On Postgres, a single statement is executed if `puts`
+        contains only deletes, and none of them has a required version or limits. This statement is
+        idempotent, so it can safely be retried if the connection is lost before the outcome of the
+        commit is known.
 
         Args:
             puts: The puts and deletes.
@@ -379,8 +380,9 @@ class ItemWriter:
             return
         yield statements_at_end
         for limit in limits:
-            # Check only what has grown. Deletes, and puts that make an item smaller, are allowed
-            # even in a scope that exceeds its limit.
+            # Check a limit only if the quantity that it limits (items or bytes) has grown. Deletes,
+            # and puts that make an item smaller, are allowed even in a scope that exceeds its
+            # limit.
             grown_limit = Limit(
                 limit.prefix,
                 limit.items if totals.item_growth > 0 else None,
@@ -611,7 +613,8 @@ class ItemWriter:
     ) -> Flow[int]:
         """Record an embedding model unless it is already recorded, and return the model's number.
 
-        `setting_rows` are the rows of the statement that reads the recorded model.
+        `setting_rows` is the result of the query for the embedding model that is recorded in the
+        database.
         """
         stored_model = Model.from_setting(setting_rows[0][0]) if setting_rows else None
         if stored_model == model:

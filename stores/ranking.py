@@ -16,8 +16,8 @@ each of the n rows that are searched. A score is a sum of parts:
     question     penalty for a row that consists only of a question, which seldom is an answer
 
 A row receives a score for each word of the query that it contains. If a neighbour of the row
-contains the word, the row receives a share of the neighbour's score for the word, if this share is
-higher than the row's own score for the word. A query that uses the words of a message therefore
+contains the word, the row's score for the word is raised to a share of the neighbour's score,
+unless the row's own score is already higher. A query that uses the words of a message therefore
 also finds the reply to that message. If several neighbours of a row contain the word, the row
 receives only the largest of their shares, not the sum. The longer a row is, the less its score
 gains from the words of its neighbours, because a long row contains enough words of its own. The
@@ -84,8 +84,8 @@ _BLOCK_COUNTS: Final = 1 << 17
 # `_THREAD_VECTOR_WEIGHT` and `_NEAREST_PER_THREAD` were chosen with benchmarks/recall.py; see
 # decision 0037.
 _GAIN_WEIGHT: Final = 0.6
-# Weight of the thread's vector score in a row's score if `VectorCalibration.gain` is 1, relative to
-# the usual weight of the row's own vectors (`Weights.vector`).
+# Weight of the thread's vector score in a row's score, as a fraction of `Weights.vector`, the usual
+# weight of the row's own vectors. The weight applies in full if `VectorCalibration.gain` is 1.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
 # Maximum number of rows per thread that count towards the thread's vector score. If the thread has
 # more rows, those with the highest vector scores count.
@@ -416,7 +416,7 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 
     With many embedders, even unrelated texts have a high cosine similarity. Subtracting the mean
     similarity over all rows makes the results comparable across embedders and searches. If all
-    cosines are nearly equal, they are not scaled, but only limited to the range from 0 to 1.
+    cosines are nearly equal, they are clipped to the range from 0 to 1 without being scaled.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -473,11 +473,11 @@ def compute_word_information_nats(term: Term, row_count: int) -> float:
     the word.
 
     If the word's frequency in the query's language is known, the share is the fraction of all
-    messages in that language that contain the word. Otherwise, the share is estimated from the
-    searched rows, except that `_UNLISTED_FREQUENCY` is used for part of a speaker's name. When the
-    share is estimated, one of the rows that contain the word is not counted, so that a word that
-    occurs in only one row is treated as rare. A word that occurs in most messages carries little
-    information.
+    messages in that language that contain the word. If that frequency is unknown, the share is
+    estimated from the searched rows, unless the word is part of a speaker's name. For such a word,
+    the share is `_UNLISTED_FREQUENCY`. When the share is estimated, one of the rows that contain
+    the word is not counted, so that a word that occurs in only one row is treated as rare. A word
+    that occurs in most messages carries little information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -496,15 +496,15 @@ def _compute_evidence_in_nats_by_word(
     This evidence is measured in nats. The evidence of a word is its information content (see
     `compute_word_information_nats`), with two exceptions.
 
-    First, if a word's information content is estimated from the searched rows, it is doubled, up to
-    a maximum. Without doubling, a word contained in two of n rows would provide only about ln n
-    nats of evidence. Evidence of only ln n nats would be cancelled out, because ln n nats are
-    subtracted from the best row's evidence to correct for the evidence that the best of n random
-    rows has by chance.
+    First, the evidence of a word is twice its information content, up to a maximum, if the
+    information content was estimated from the searched rows. Without doubling, a word contained in
+    two of n rows would provide only about ln n nats of evidence. Evidence of only ln n nats would
+    be cancelled out, because ln n nats are subtracted from the best row's evidence to correct for
+    the evidence that the best of n random rows has by chance.
 
-    Second, a word that occurs in nearly all rows, or that names the person whom nearly all rows are
-    about, provides no evidence. If this is true of every word of the query, all of them provide
-    evidence.
+    Second, a word provides no evidence if it occurs in nearly all rows, or if it names the person
+    whom nearly all rows are about. If this rule would leave a query without any evidence, the rule
+    is not applied.
 
     Rows that consist only of a question are ignored when a word's information content is computed,
     unless all rows that contain the word are such rows.
@@ -562,9 +562,9 @@ def iter_term_blocks_with_frequencies_in_rows(
     """Yield blocks of query words, each with the term frequencies of its words in every row.
 
     A block is a group of words. The term frequencies of a block are a float32[words, n] array that
-    is small enough to fit in the CPU cache. In a row that contains a synonym of a word, the word's
-    frequency is at least the synonym's similarity times `Weights.kin`. Words that occur in no row,
-    and have no synonyms, are left out.
+    is small enough to fit in the CPU cache. If a row contains a synonym of a word, the word's term
+    frequency in that row is at least the synonym's similarity times `Weights.kin`. Words that occur
+    in no row, and have no synonyms, are left out.
 
     If `frequencies` is the array of a block, and `word_weights` contains the weight of each of its
     words, the rows' Okapi BM25 scores for the block are
@@ -681,7 +681,7 @@ def _score_rows_by_words(
 class RowContexts:
     """The context of each row, which consists of its thread, its neighbours and its recency.
 
-    `build_row_contexts` computes this object. Searches of the same rows can share it.
+    Instances are built by `build_row_contexts`. Searches of the same rows can share an instance.
 
     Each row receives a share of the scores of its neighbours in the same thread. Rows i and i + k
     are neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of
@@ -749,7 +749,7 @@ def build_row_contexts(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Raise each row's score to the highest share of a neighbour's score, if that is higher.
+    """Raise each row's score to the highest share received from a neighbour, if that is higher.
 
     The scores, and the result, are float32[..., n].
     """

@@ -41,8 +41,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # page size, in rows, for reading namespaces or closed versions
 _PAGE_ROWS = 256
-# number of matching rows from which a path index is no longer used, because scanning the rows in
-# sort order is faster
+# A path index is used only if it finds fewer matching rows than this. With more rows, scanning all
+# rows in sort order is faster.
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
@@ -107,7 +107,7 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
 def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
     """Convert a JSON object, as built by `provenance_to_json`, to provenance.
 
-    Fields that provenance does not have are ignored.
+    Unknown fields are ignored.
     """
     values: dict[str, Any] = {name: fields[name] for name in PROVENANCE if name in fields}
     if "at" in values:
@@ -203,7 +203,7 @@ class RecordCodec:
     def decode_item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
         """Return the item of a row.
 
-        If `value` is not None, it is the value that the caller has already decoded.
+        A caller that has already decoded the row's value passes it as `value`.
         """
         _, path, key, version, created, valid_from, valid_to, expires, _, provenance = row[:10]
         fields = self.decode_provenance(provenance, path, key, version)
@@ -347,8 +347,8 @@ class ItemReader:
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
         """Return the closed versions that a search with `as_of` must include in its ranking.
 
-        These versions match the filters and were current at `selection.as_of`, but have since been
-        closed.
+        The result contains the versions that match the filters, were current at `selection.as_of`
+        and have been closed since then.
 
         Returns:
             The namespace path and the id of each version.
@@ -424,7 +424,7 @@ class ItemReader:
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
         """Return the database's query plan for a search without query text.
 
-        The plan is that of the statement which reads the first 10 items.
+        The plan describes the statement that reads the first 10 items.
         """
         sql, params = yield from self._build_item_page_sql_and_params(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
@@ -464,7 +464,8 @@ class ItemReader:
         """
         low, high = prefix_range(root + find_literal_prefix(conditions))
         namespaces: list[Namespace] = []
-        handled_prefix = b""  # if not empty, the remaining paths with this prefix are skipped
+        # all further paths with this prefix are skipped; empty if none are
+        handled_prefix = b""
         while len(namespaces) < offset + limit:
             rows = yield self.sql("nonempty_paths", low, high, now, as_of, _PAGE_ROWS)
             for (path,) in rows:
@@ -491,7 +492,7 @@ class ItemReader:
         return namespaces[offset : offset + limit]
 
     def read_namespace_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
-        """Return the numbers of non-empty namespaces, of items and of bytes under each path."""
+        """Return the number of non-empty namespaces, items and bytes under each path."""
         sizes: list[Row] = []
         for path in paths:
             sizes += yield self.sql("size_under", *prefix_range(path))

@@ -84,7 +84,8 @@ class SearchQuery:
     mode: Mode = "hybrid"
     # whether a row's score also depends on its neighbours, its thread, its recency and `during`
     context: bool = True
-    explain: bool = False  # whether results contain the parts of their scores
+    # whether each result includes a breakdown of its score
+    explain: bool = False
     weights: Weights = field(default_factory=Weights)
     # The period that the query asks about: its start (inclusive) and end (exclusive) as Unix
     # timestamps in seconds. Rows with messages from this period score higher.
@@ -477,10 +478,11 @@ class Searcher:
 def _find_mentioned_actor_codes_and_name_words(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
-    """Return the numbers of the speakers whom the query mentions, and all words in their names.
+    """Return the speakers whom the query mentions, as indexes, and all words in their names.
 
-    Speakers whose name is only a role, such as "user", are never returned. If there are more than
-    `_MAX_NAMED_ACTORS` speakers, none is returned.
+    Each speaker is returned as an index into `pool.actors`. Speakers whose name is only a role,
+    such as "user", are never returned. If there are more than `_MAX_NAMED_ACTORS` speakers, none
+    are returned.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -524,7 +526,7 @@ def _find_words_naming_main_person(pool: CandidatePool) -> set[str]:
 
 
 def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
-    """Yield all row indexes by score, highest first. Of equal scores, the highest id comes first.
+    """Yield all row indexes in descending order of score; ties are sorted by id, highest first.
 
     To save time, only the best `count` rows and any rows tied with the last of them are sorted at
     first. The remaining rows are sorted only if the caller continues iterating after these rows.

@@ -37,8 +37,8 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-# version of the analyzer, which is recorded with the search indexes; indexes of another version are
-# built again
+# version of the analyzer, which is recorded with each search index; an index with another analyzer
+# version is rebuilt
 ANALYZER = "en-3"
 
 # maximum number of cached words, which take at most 8 MB; stemming a new word takes 1 µs, and
@@ -117,7 +117,8 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 def tokenize(text: str) -> list[str]:
     """Return all tokens of a document, including repeated ones.
 
-    Words come first, in order. Words with symbols, and lone symbols, come after them.
+    Words come first, in order. They are followed by words with symbols, such as `c#`, and by
+    symbols that are not part of a word.
 
     In a script without spaces between words, each pair of neighbouring characters is a token. Each
     single character is also a token, so that a one-character query finds the document. For a
@@ -186,7 +187,8 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
     The result contains the tokens of all words except the stop words of the query's language, and
     the tokens of symbols. Function words are removed from Chinese and Japanese text, and the text
     between them is treated as separate words. In Japanese, the grammatical endings of words are
-    removed. If nothing is left, the result contains all tokens of `tokenize_query`.
+    removed. If no token would be left, the result contains all tokens that `tokenize_query`
+    returns.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -324,8 +326,8 @@ def is_eligible_for_spelling_correction(token: str) -> bool:
 def _iter_words(text: str) -> Iterator[str]:
     """Yield the words of a text in lower case.
 
-    Accents and contracted endings such as "n't" are removed. A word that mixes scripts with and
-    without spaces between words is split where the script changes.
+    Accents and contracted endings such as "n't" are removed. A word is split where a script that
+    separates words with spaces (such as Latin) meets a script that does not (such as Chinese).
     """
     if text.isascii():
         yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
@@ -519,7 +521,8 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
     [0.009, 0.0]
     """
     words, rarity = _load_word_frequencies(language)
-    # In the frequency list, zeros stand for all numbers of the same length.
+    # In the frequency list, numbers of two or more digits are replaced with zeros: 000 is for all
+    # three-digit numbers.
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
     # A token that is longer than every token in the frequency list is not looked up, because numpy
     # would first copy the entire list to an array of longer strings.
@@ -582,11 +585,11 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     """Return likely corrections of a misspelt word, closest first.
 
     Equally similar words are returned in alphabetical order. The edit distance between a misspelt
-    word and its correction is at most 1, or at most 2 if both have at least six letters. It is at
-    most 30 % of the length of the longer word. A correction begins with the same letter as the
-    misspelt word, unless the two words end with the same two letters and the longer one has at
-    least six letters. A word in the English frequency list is corrected to another word in that
-    list only if one of the two words is a prefix of the other.
+    word and its correction is at most 1, or at most 2 if both have at least six letters. The edit
+    distance is also at most 30% of the longer word's length. A correction begins with the same
+    letter as the misspelt word, unless the two words end with the same two letters and the longer
+    one has at least six letters. A word in the English frequency list is corrected to another word
+    in that list only if one of the two words is a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']

@@ -1,13 +1,14 @@
 """Find tombstones, so that an import does not restore memories that were deleted or forgotten.
 
 A tombstone is a record of a memory that was deleted or forgotten in this store. `perdure.memory`
-writes it at that time. A tombstone is an item under `("perdure", "buried", *namespace)`, where
-`namespace` is the namespace of the memory. The key of a tombstone is a hash of a text of the
-memory, or a hash that identifies a message from which the memory was created.
+writes the tombstone when it deletes or forgets the memory. A tombstone is an item under
+`("perdure", "buried", *namespace)`, where `namespace` is the namespace of the memory. The key of a
+tombstone is a hash of one of the memory's texts, or a hash of the thread id and the message id of a
+message from which the memory was created.
 
-An import rejects an item version if a tombstone exists for one of its texts. If the version is a
-memory of the kind `turn`, the import also rejects it if a tombstone exists for a message that its
-provenance names as its source.
+An import rejects an item version if a tombstone exists for one of its texts. A version of a memory
+of the kind `turn` is also rejected if a tombstone exists for one of the source messages listed in
+its provenance.
 
 The constants at the top of this module name the namespaces and fields of `perdure.memory` that
 stores must know.
@@ -59,8 +60,8 @@ SOURCE: Final = "provenance"
 def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
     """Return whether a namespace is reserved for perdure's internal notes about memories.
 
-    The namespace must be relative to its scope, so that a namespace of notes begins with the label
-    `ROOT`.
+    The namespace must not include the prefix of its scope, because a namespace of internal notes is
+    recognised by its first two labels.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -103,9 +104,9 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether a path is that of a namespace of internal notes of one of the given kinds.
+    """Return whether the namespace at a path stores internal notes of one of the given kinds.
 
-    The path is a full path, so the namespace may be inside a scope.
+    The path is absolute, so it may begin with the namespace prefix of a scope.
     """
     return _find_index_of_internal_root_label(decode_namespace_path(path), kinds) is not None
 
@@ -113,7 +114,7 @@ def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
 def _find_index_of_internal_root_label(
     labels: Sequence[str], note_kinds: Collection[str]
 ) -> int | None:
-    """Return the index of the label `ROOT` in a namespace of notes, or None for other namespaces.
+    """Return the index of the label `ROOT`, or None if the namespace does not store internal notes.
 
     Inside a scope, the index is greater than 0, because the scope's namespace prefix precedes the
     label `ROOT`.
@@ -131,7 +132,8 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     this prefix. The database does not record which namespace prefixes are used by scopes. Since any
     prefix of the namespace could be the prefix of a scope, the result contains one path per prefix.
     For a quarantine namespace, the result is the tombstone path of the namespace that accepted
-    items are moved to. For any other namespace of notes, the result is empty.
+    items are moved to. For a namespace that stores any other kind of internal notes, the result is
+    empty.
     """
     names = decode_namespace_path(path)
     root_index = _find_index_of_internal_root_label(names, KINDS)
@@ -176,7 +178,7 @@ class TombstoneReader:
     sql: NamedSQL
     now: int
     imported: Collection[tuple[bytes, str]] = ()
-    # paths of the non-empty tombstone namespaces that concern a namespace, by its path
+    # for each namespace path, the paths of the non-empty tombstone namespaces that apply to it
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:

@@ -54,7 +54,7 @@ class ItemVersion(NamedTuple):
     version: int | None = None
     created_at: int | None = None  # time at which the item was created
     valid_from: int | None = None  # time of the put of this version
-    # time at which the version was replaced or deleted or expired; None if the version is current
+    # time at which the version was replaced, was deleted or expired; None if the version is current
     valid_to: int | None = None
     expires_at: int | None = None
 
@@ -81,7 +81,7 @@ class _ImportState:
     """The state of an import.
 
     An import is written in batches. The state tells later batches which keys they must not import,
-    and which tombstones do not count.
+    and which tombstones they must ignore.
     """
 
     # Keys for which the source and this store have different content under the same version number.
@@ -94,7 +94,10 @@ class _ImportState:
 
 
 class _BatchResult(NamedTuple):
-    """The result of importing one batch. The last two fields are added to the `_ImportState`."""
+    """The result of importing one batch.
+
+    The caller adds the keys in `refused` and `imported_tombstones` to the `_ImportState`.
+    """
 
     report: TransferReport
     refused: set[_RowKey]
@@ -334,8 +337,8 @@ class Transfer:
             ) from exc
 
 
-# Placeholder for a null value in an imported line. `prepare_put` rejects the placeholder, because
-# it is not a mapping, whereas it would treat None as a delete.
+# Replaces a null value in an imported line. `prepare_put` would treat None as a request to delete
+# the item, but rejects this placeholder, because it is not a mapping.
 _INVALID_VALUE: Any = ()
 
 
@@ -452,8 +455,8 @@ def _find_keys_refused_by_tombstones(
 
     If a tombstone matches any version of a key, no version of that key is imported. There are two
     exceptions. A tombstone is ignored if the current version in this store contains the erased
-    text, because the text was then stored again after the erasure. A version that this store
-    already contains is no reason to refuse its key.
+    text, because the text was then stored again after the erasure. A tombstone is also ignored for
+    any imported version that this store already contains.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
@@ -483,8 +486,8 @@ def _insert_imported_version(
 ) -> Flow[None]:
     """Add an imported version of an item.
 
-    If the key has a current version, that version is closed first. If the imported version is a
-    closed one, it is closed afterwards.
+    If the key has a current version, that version is closed first. A version that was closed in its
+    source is closed after it has been inserted.
     """
     current_row = yield from writer.read_current_version_row(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_version, _, first_id = current_row

@@ -233,9 +233,11 @@ def compute_share_of_rows_to_score_exactly(row_count: int) -> float:
 class VectorMatrix:
     """Vectors in an array, one in each row."""
 
-    # `[n, dims]`. Multiplied by `scale`, each row has the length 1.
+    # The vectors, in an array of shape `[n, dims]`. Each row multiplied by its factor in `scale`
+    # has length 1.
     rows: NDArray[Any]
-    # The factor of each row, only for `int8`. None stands for the factor 1.
+    # The scale factor of each row, used only if the elements are `int8`. None means that all
+    # factors are 1.
     scale: Floats | None = None
     # The sketches of all rows as 64-bit words, in an array of shape `[words, n]` with one column
     # per row. The field is None if there are too few rows for approximate scoring.

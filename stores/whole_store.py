@@ -1,7 +1,7 @@
 """Define the store that owns a database, with methods such as retention, export and import.
 
-The methods of this module concern the whole database. The methods that a scope has too are in
-`store.py`.
+The methods in this module act on the whole database. Methods that are also available on scopes are
+in `store.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-# maximum number of expired items swept, or of closed versions removed, in one transaction
+# maximum number of rows per transaction when sweeping expired items or removing closed versions
 _BATCH_ROWS: Final = 500
 # exclusive upper bound for the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
@@ -137,8 +137,8 @@ class WholeStore(DatabaseOwner, Store):
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> ExpiredItemSweeper:
         """Start an OS thread that periodically sweeps expired items.
 
-        The sweeper runs until `stop_ttl_sweeper` or `close` is called. If it is already running,
-        nothing is started, and the interval stays as it is.
+        The sweeper runs until `stop_ttl_sweeper` or `close` is called. If a sweeper is already
+        running, it is returned, and its interval is not changed.
 
         Args:
             sweep_interval_minutes: The interval in minutes. If it is None or 0, the configured
@@ -537,7 +537,7 @@ class ExpiredItemSweeper(threading.Thread):
 class _RetentionBounds(NamedTuple):
     """The two conditions under which a retention rule removes a closed version.
 
-    Both must hold. `NO_LIMIT` stands for a condition that always holds.
+    Both must hold. A condition whose value is `NO_LIMIT` always holds.
 
     Attributes:
         closed_before: The time before which the version must have been closed, in microseconds.
