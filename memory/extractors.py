@@ -207,8 +207,8 @@ class Extractor(Protocol):
 def _choose_user_or_least_trusted_role(messages: Sequence[ThreadMessage]) -> Role:
     """Choose the role of a memory that was extracted from several messages.
 
-    The role is "user" if any of the messages is from a user, because the memory then does not rest
-    only on the words of a tool or a model. Otherwise, the role is the least trusted role.
+    The role is "user" if any of the messages is from a user, because the memory is then based on
+    more than the output of a tool or a model. Otherwise, the role is the least trusted role.
     """
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
@@ -351,8 +351,8 @@ async def find_dates_when_facts_from_messages_were_superseded(
         # their end dates. The texts are sorted newest first, so earlier end dates overwrite later
         # ones.
         for entry in superseded:
-            # A store without versions returns no versions with earlier texts, so assume that a
-            # previous text came from the same thread as the current text.
+            # The thread that a previous text came from is known only if the store keeps versions.
+            # If it is unknown, assume that it is the thread of the current text.
             source_thread = threads.get(entry.text, current_provenance.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=entry.message_ids)
             if source_thread == thread_id:
@@ -375,10 +375,10 @@ def list_source_message_ids_missing_in_successor(
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns that were created from the source messages of a provenance.
+    """Return the stored turns that were created from the messages listed in `source`.
 
-    The turns are sorted by chunk number. For each message, reading ends at the first chunk that is
-    not stored.
+    The turns are sorted by chunk number. The chunks of each message are read in order, up to the
+    first chunk that is not stored.
     """
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)

@@ -166,8 +166,9 @@ _MAX_CHARS: Final = 2_000
 # maximum total length of a memory's text and fields, in characters
 _MAX_VALUE_CHARS: Final = 100_000
 _MAX_FIELD_DEPTH: Final = 32  # maximum nesting depth of a memory's fields
-# Maximum number of results of each search for stored facts with which a candidate is compared. If
-# the store does not rank results, a candidate is compared with all facts of the namespace instead.
+# Maximum number of results per search for stored facts. Each candidate is compared with the facts
+# that these searches return. If the store does not rank results, the candidate is compared with all
+# facts of the namespace instead.
 _COMPARED_MEMORIES: Final = 16
 
 
@@ -399,9 +400,9 @@ async def _refuse_previously_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    This rule does not apply to candidates that were explicitly requested, or if the text reappears
-    in a message that was added after the deletion. However, such a text is refused if the turn that
-    was made from this message was deleted or forgotten, too.
+    A candidate is not refused if it was explicitly requested. A candidate whose text reappears in a
+    message that was added after the deletion is not refused either, unless the turn that was stored
+    from this message has itself been deleted or forgotten.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():

@@ -2,8 +2,8 @@
 
 Summarisation and extraction load messages and then wait for a model response, which can take
 several minutes. Before the resulting summary or memories are stored, the functions in this module
-check whether any of the source messages was erased after it had been loaded. They can also check
-whether messages were added after a given moment.
+check whether any of the source messages was erased after it had been loaded. The module can also
+check whether messages were added to a thread after a given time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def find_run_thread(
 async def start_tracking_erasures_in_thread(
     saver: object, thread_id: str, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return a `LoadedThread` that finds the messages erased from now on.
+    """Return a `LoadedThread` that can detect messages erased after this call.
 
     Call this function just before reading the thread's messages. Return None if `saver` is not a
     perdure checkpointer.

@@ -58,8 +58,9 @@ def build_update_from_current_to_target_messages(
 def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
     """Check that the messages in the channel `channel` can be removed by id.
 
-    Raise InvalidMessages if a message has no id, or if the channel's reducer stored the
-    `RemoveMessage` that removes all messages, instead of applying it.
+    Raise InvalidMessages if a message has no id. Also raise it if the messages include a
+    `RemoveMessage` that removes all messages, because the channel's reducer should have applied it
+    instead of storing it.
     """
     ids = {message.id for message in messages}
     if None in ids:
@@ -78,7 +79,7 @@ def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
 def _has_unique_ids(messages: Messages) -> bool:
     """Return whether all message ids are unique and none of the messages is a `RemoveMessage`.
 
-    Messages without an id are ignored in the comparison of ids.
+    Messages without an id are ignored when the ids are checked for duplicates.
     """
     ids = {message.id for message in messages}
     if None in ids:

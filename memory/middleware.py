@@ -137,9 +137,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Call the model with the messages that the view selects.
 
         The size of an agent's tools and system prompt is unknown until the agent's first request
-        has been built. After that, `_summarize_if_due` is therefore called once more. If the first
-        request is large enough to need a summary, the messages are summarised, and the request is
-        rebuilt from the summary and the remaining messages.
+        has been built. As soon as that request has been built, `_summarize_if_due` is therefore
+        called again. If the first request is large enough to need a summary, the messages are
+        summarised, and the request is rebuilt from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -225,7 +225,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry_and_evict_oldest(self._reported_names, requested_name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule summaries that start after the run.
+        """Run the learners, and schedule summaries to be written after the run.
 
         Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
         as memories.

@@ -384,7 +384,7 @@ def describe_name_and_url_of_failed_model(error: Exception) -> str:
 
 
 def find_reason_for_unusable_answer(answer: Any) -> str | None:
-    """Return why a model's answer has no usable text, or None if its text is usable."""
+    """Return the reason why a model's answer has no usable text, or None if its text is usable."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
@@ -486,7 +486,8 @@ def _describe_unusable_answer_for_log(answer: Any, fault: InvalidPatch) -> str:
     """Describe why a model's answer cannot be used. A structured answer is not quoted.
 
     A structured answer is a dict. It is not quoted, because the description is logged and the
-    answer may contain secrets. For any other answer, the description may be the text of `fault`.
+    answer may contain secrets. For any other answer, the text of `fault` is returned if no more
+    specific reason is known.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

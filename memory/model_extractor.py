@@ -155,7 +155,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
-    """Build the schema of a model's answer that has the given fields, such as `facts`."""
+    """Build the schema for a model response with the given fields, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
@@ -540,7 +540,7 @@ class ModelExtractor:
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Ask the model for changes, and add the turns that `TurnExtractor` proposes.
 
-        The model is not called if only system messages of the batch have text.
+        The model is called only if a message other than a system message contains text.
 
         Raises:
             ModelFailed: The model gives no usable answer.

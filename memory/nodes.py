@@ -196,7 +196,7 @@ class MessagesNode(Node):
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
     ) -> dict[str, Any]:
-        """Return the update of a state, with the messages for the model under `MODEL_INPUT_KEY`."""
+        """Build a state update that contains the model's input under `MODEL_INPUT_KEY`."""
         messages = read_messages(state, self.messages_key)
         return {
             MODEL_INPUT_KEY: await self._transform_messages_of_state_for_model(

@@ -10,11 +10,11 @@ The namespaces of a person are:
 - and the namespaces in which perdure keeps its own records about these namespaces, such as
   watermarks, tombstones and quarantined candidates.
 
-If the id of one of the person's conversations is also the name of another person who has a
-namespace such as `("memories", NAME)`, the conversation's namespace is assumed to belong to the
-other person and is not erased. A namespace that contains the person's name as a label, but is not
-one of the person's namespaces, is not erased either. The erasure receipt lists both kinds of
-namespaces.
+The namespace of a conversation is not erased if the conversation's id is also the name of another
+person who has a namespace such as `("memories", NAME)`. It is assumed to belong to the other
+person. A namespace that contains the person's name as a label, but is not one of the person's
+namespaces, is not erased either. The erasure receipt lists the namespaces that were not erased for
+one of these reasons.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ async def _find_items_written_by_user(
 ) -> tuple[tuple[Namespace, str], ...]:
     """Return namespace and key of each item that a user wrote into memory shared with others.
 
-    These items are in the memory of a team or in another person's conversation. Items in other
-    people's conversations are only found in a store that keeps versions.
+    Shared memory is the memory of a team or of another person's conversation. Items in other
+    people's conversations are found only if the store keeps versions.
     """
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
@@ -332,9 +332,9 @@ def _find_shortest_personal_prefix(
 ) -> Namespace | None:
     """Return the shortest prefix of a namespace that matches any template, or None.
 
-    In the templates, the label `{user_id}` matches only the name of the given user. A template that
-    begins with this label does not match a namespace whose first label perdure itself uses, such as
-    `memories`.
+    In the templates, the label `{user_id}` matches only the name of the given user. A template
+    whose first label is `{user_id}` never matches a namespace whose first label is one that perdure
+    itself uses, such as `memories`.
     """
     sizes = [
         len(labels)

@@ -644,7 +644,7 @@ def _copy_profile_document(item: Memory) -> Document:
 async def _apply_gate_and_get_leaf_values_to_store(
     gate: Gate, leaves: Sequence[DocumentLeaf], handle: ItemHandle
 ) -> list[Any]:
-    """Judge the leaf values of a profile, and return the values to store.
+    """Apply the gate to the leaf values of a profile, and return the values to store.
 
     Only the gate's rules for sensitive data and the application's checks are applied, not the
     gate's other rules. The returned list contains one value for each leaf in `leaves`, in the same

@@ -75,7 +75,7 @@ def cut_middle(text: str, max_chars: int) -> str:
 def render_section(section_name: str, entries: Sequence[str]) -> str:
     """Render a named section: a heading that describes the content, followed by the entries.
 
-    The entries must be escaped already, for example by `to_prompt_json`.
+    The entries must already be escaped, for example by `to_prompt_json`.
     """
     return "\n".join(
         [f"<{section_name}>", _SECTION_HEADINGS[section_name], *entries, f"</{section_name}>"]
@@ -155,7 +155,7 @@ _BINARY: Final = re.compile(
     rf"{_DATA_URL.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)(?:[?#]\S*)?",
     re.A | re.I,
 )
-# Keys in a content block whose values name a file, the preferred ones first.
+# Keys in a content block whose values can serve as the name of a file, in order of preference.
 _FILE_KEYS: Final = (
     *("filename", "file_name", "name", "title"),
     *("url", "image_url", "file_url", "file_id"),

@@ -47,7 +47,7 @@ _START: Final = "The character at which to begin; 0 is the beginning of the resu
 class _ReadTool(ToolOutputReader, StructuredTool):
     """The class of the tool that `read_tool_output` returns.
 
-    The node `clear_tool_outputs` recognises the tool by the base class `ToolOutputReader`.
+    The node `clear_tool_outputs` identifies the tool by its base class, `ToolOutputReader`.
     """
 
 
@@ -151,9 +151,9 @@ async def _find_tool_result(
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
     The thread's history is searched if the run's state does not contain the original result. If the
-    history does not contain the original result either, the state may contain a version of the
-    result whose middle was cut out. This version is then returned. A placeholder that replaced a
-    cleared result is never returned.
+    history does not contain the original result either, but the state contains a version of the
+    result whose middle was cut out, that version is returned. A placeholder that replaced a cleared
+    result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -235,8 +235,8 @@ class _ResultSearch:
     ) -> ToolMessage | None:
         """Search the history up to a checkpoint for the newest complete result of the tool call.
 
-        With `checkpoint_id=None`, the history up to the head is searched. If it contains no
-        complete result, the newest complete result on a branch is returned.
+        With `checkpoint_id=None`, the history up to the head is searched. If the searched history
+        contains no complete result, the newest complete result on a branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None

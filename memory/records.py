@@ -517,7 +517,7 @@ class StoreAdapter:
         )
 
     def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return the options for reading at the time `as_of`, or an empty dict if it is None."""
+        """Return store options for reading as of `as_of`, or {} if `as_of` is None."""
         if as_of is None:
             return {}
         check_instance(
@@ -581,7 +581,7 @@ class ItemHandle(NamedTuple):
     ) -> PutItem:
         """Build a put that is applied only if the item's stored version is `if_version`.
 
-        A store that keeps no versions applies the put in any case. The written item does not
+        A store that keeps no versions applies the put unconditionally. The written item does not
         expire.
 
         Args:

@@ -4,8 +4,8 @@ If a query repeats a question that was stored as a turn, the query and the store
 the same words. A search therefore ranks the stored question above the statement that answers it.
 This module corrects the ranking. It classifies each turn by the words that the turn shares with the
 query, and by the turn's remaining words. A word of the turn that is not in the query is informative
-if it is a name, a number, or a rare word. Many ordinary words together are informative, too. Each
-turn gets one of four roles:
+if it is a name, a number, or a rare word. If many ordinary words remain, they also count as
+informative. Each turn gets one of four roles:
 
     ANSWERS   an informative word remains, or the turn has too few words of the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"

@@ -183,12 +183,13 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_position_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the index of the message after the last answer that predates the summary.
+    """Return the index of the message after the last model response that predates the summary.
 
     The token usage of requests that were sent before the summary existed still includes the
-    messages that have since been summarised, so it is ignored. If the last answer has no id, it
-    cannot be found, so the usage of all messages is ignored. If no answer predates the summary, or
-    the answer is no longer among the messages, no usage is ignored.
+    messages that have since been summarised, so it is ignored. If the last model response before
+    the summary has no id, it cannot be found among the messages, so the token usage of all messages
+    is ignored. If no model response predates the summary, or if the last one that does is no longer
+    among the messages, no token usage is ignored.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

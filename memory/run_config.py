@@ -91,7 +91,8 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
 
     In the run's context or `configurable`, `teams` lists the teams and `team` selects one of them.
     On a server, a run can use only teams that its user belongs to. If a run on a server specifies
-    no team, it uses all of its user's teams. A run for which memory is disabled uses no team.
+    no team, it uses all of its user's teams. If memory is disabled for the run, no teams are
+    returned.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.
@@ -275,8 +276,9 @@ class Template:
         placeholders. The list is empty if the run has no team.
 
         If the template's first label is not `"teams"`, the list contains a single namespace. If the
-        second label is the name of a team, the list contains only the namespace of that team, or is
-        empty if the server does not allow the run to use that team.
+        template's first label is `"teams"` and its second label is the name of a team, the list
+        contains only that team's namespace. In this case, the list is empty if the server does not
+        allow the run to use the team.
         """
         if not self.is_team:
             return [self._fill_label_placeholders(config)]

@@ -93,8 +93,8 @@ _DEFAULT_INPUT_TOKENS: Final = 16_000
 _REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
-# Note that is added to a summary request if the newest turn is still in progress and its first
-# steps are summarised.
+# Additional instruction for the model in a summary request, used if the newest turn is still in
+# progress and its first steps are summarised.
 _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
@@ -297,8 +297,8 @@ class Summarize(MessagesNode):
     def is_due(self, state: Any) -> bool:
         """Return whether calling the node with `state` would summarise or remove messages.
 
-        The node removes messages that a summary from the background already covers. With
-        `background=True`, it writes no summary at the end of a turn. After a failed attempt to
+        The node removes messages that are already covered by a summary written in the background.
+        With `background=True`, it writes no summary at the end of a turn. After a failed attempt to
         write a summary, the node does not try again in the same turn.
         """
         thread = self._find_saved_thread()
@@ -601,9 +601,8 @@ class Summarize(MessagesNode):
     ) -> Selection:
         """Select the messages to summarise, or none if no trigger is reached.
 
-        Whole turns are selected. If the newest turn alone reaches the trigger, its older exchanges
-        are selected in addition to all earlier turns. They are also selected if there is no earlier
-        turn.
+        Normally, only whole turns are selected. If the newest turn alone reaches the trigger, or if
+        there is no earlier turn, older exchanges of the newest turn are selected as well.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
             # Fast path for the most common case, in which the only trigger is a message count that

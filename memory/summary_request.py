@@ -96,8 +96,8 @@ class SummaryRequest:
         """Return a summary that combines the previous summary with the messages in `texts`.
 
         If the messages do not fit into one request, they are summarised in several requests. Each
-        request contains the summary that the previous request returned. `previous` is "" if no
-        previous summary exists.
+        further request also contains the summary that the request before it returned. `previous` is
+        "" if no previous summary exists.
 
         Raises:
             SummaryFailed: A request failed, or no request can be short enough for the model.
@@ -140,12 +140,12 @@ class SummaryRequest:
     async def _request_summary(
         self, previous_summary: str, texts: Sequence[str], next_request_tokens: int | None
     ) -> str:
-        """Ask the model for a summary of the previous summary and of `texts`, and return it.
+        """Return a summary, written by the model, of `previous_summary` and `texts` together.
 
-        If the model's answer cannot be used, the request is repeated. `next_request_tokens` is the
-        number of tokens that the next request has for the returned summary and for further
-        messages, or None if no request follows. The returned summary uses at most half of these
-        tokens.
+        If the model's answer cannot be used, the request is repeated. If another request follows,
+        `next_request_tokens` is the number of tokens available in it for the returned summary and
+        for further messages. The returned summary may take up at most half of these tokens. If no
+        request follows, `next_request_tokens` is None.
         """
         words = (
             WORDS

@@ -50,11 +50,11 @@ def add_summary_to_system_message(model_input: ModelInput, summary: Summary | No
 
 
 def separate_summary_from_messages(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
-    """Remove what perdure added to the messages of an earlier request.
+    """Remove the summary and the temporary messages that perdure added to an earlier request.
 
-    This is the summary that `add_summary_to_system_message` added, and the human messages that are
-    marked with `REQUEST_ONLY`. Return the removed summary, or None if there was none, and the
-    remaining messages.
+    The summary was added by `add_summary_to_system_message`. The temporary messages are human
+    messages marked with `REQUEST_ONLY`. Return the removed summary, or None if there was none, and
+    the remaining messages.
     """
     summary, rest = None, []
     for message in messages:

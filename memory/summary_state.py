@@ -62,8 +62,9 @@ def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
 
     Parallel subgraphs that share the `summary` channel can return two summaries in the same
     superstep. If one of the two summaries covers the newest message of the other one, it is
-    returned, because it extends the other one. Otherwise, the texts of both are joined. A summary
-    without digests cannot be compared, so `new_summary` is returned if either has no digests.
+    returned, because it extends the other one. If neither summary covers the newest message of the
+    other, their texts are joined. A summary without digests cannot be compared. If either summary
+    has no digests, `new_summary` is therefore returned.
     """
     ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:
@@ -149,9 +150,9 @@ class SummarizedMessages:
     The set supports membership tests such as `message in summarized`. A message that was edited
     after it was summarised is not in the set.
 
-    The set is needed because summarised messages can still be in a state. A graph removes them from
-    its own state, but they may remain in the state of a parent graph or a subgraph, and a client
-    that resends the whole conversation on every turn adds them back.
+    The set is used to recognise summarised messages that are still in a state. A graph removes them
+    from its own state, but they may remain in the state of a parent graph or a subgraph, and a
+    client that resends the whole conversation on every turn adds them back.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:

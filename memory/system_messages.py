@@ -55,8 +55,9 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
     kwargs = dict(messages[0].additional_kwargs)
     marked = [m for m in messages if m.additional_kwargs.get(SUMMARY_MARK) is not None]
     if marked:
-        # Keep the mark of the last summary, with the contents of all messages without summaries.
-        # When the summary is later removed from the joined message, these contents remain.
+        # Copy the summary mark of the last message that has one to the joined message. In the
+        # copied mark, store the contents of all messages without their summaries. When the summary
+        # is later removed from the joined message, these contents become its content.
         plain = [_get_content_without_summary(message) for message in messages]
         instructions = join_message_contents([content for content in plain if content is not None])
         mark = marked[-1].additional_kwargs[SUMMARY_MARK]

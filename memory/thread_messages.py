@@ -46,8 +46,9 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints to list for each message, counted from the oldest message whose time is
-# unknown. More than one is needed because a run writes several checkpoints per message.
+# Number of checkpoints to list per message when checkpoint times are used for messages without a
+# time of their own. More than one is needed because a run writes several checkpoints per message.
+# The messages are counted from the oldest one whose time is unknown.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`.
@@ -107,7 +108,7 @@ class ThreadMessage:
 
     @property
     def is_remembered(self) -> bool:
-        """Whether memories may be made from the message: neither it nor its turn is excluded."""
+        """True if neither the message nor its turn is excluded from memories."""
         return self.turn_is_remembered and _may_be_remembered(self.message)
 
     @property
@@ -206,7 +207,7 @@ def select_messages_of_turns_to_remember(messages: Sequence[BaseMessage]) -> lis
 
 
 def _may_be_remembered(message: BaseMessage) -> bool:
-    """Return whether the message itself is not excluded from memories; see `REMEMBER`."""
+    """Return False if the message's own metadata excludes it from memories; see `REMEMBER`."""
     return message.response_metadata.get(REMEMBER) is not False
 
 
@@ -358,9 +359,9 @@ def _select_one_version_of_each_message(
 
     `versions_with_is_in_state` contains pairs (version, is_in_state), where `is_in_state` says
     whether the current state may contain that version of the message. If the state contains an
-    unshortened version of a message, the first such version is selected. If the state contains only
-    shortened versions of a message, or none, the message's last unshortened version is selected,
-    although the state no longer contains it. If all versions are shortened, the first is selected.
+    unshortened version of a message, the first such version is selected. If the state contains no
+    unshortened version of a message, the message's last unshortened version is selected, although
+    it is no longer in the state. If all versions are shortened, the first is selected.
     """
     selected: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -566,8 +567,8 @@ class Watermark:
         """Build the store operation that writes the watermark.
 
         The watermark is stored as a note, which is an item in a namespace that perdure reserves for
-        internal use. A store that keeps versions rejects the write if the note has been modified
-        since the watermark was read.
+        internal use. If the store keeps versions, it rejects the write when the stored watermark
+        was modified after it had been read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(

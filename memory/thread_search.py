@@ -68,9 +68,9 @@ _LOG = logging.getLogger("perdure")
 # are written to the index in one transaction. The same number is the maximum number of messages per
 # indexing step.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Maximum number of indexing steps per transaction. Each step indexes messages of one thread; a
-# thread with few messages needs only one step. When the index is deleted, the same number is the
-# maximum number of threads per transaction.
+# Maximum number of indexing steps per transaction. Each step indexes messages of one thread, and a
+# thread with few messages needs only one step. When the index is deleted, this is also the maximum
+# number of threads per transaction.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
@@ -309,7 +309,7 @@ class TranscriptSearch:
     ) -> dict[str, ListedThread]:
         """Return the visible threads that also match `query_options`, keyed by thread id."""
         query = replace(visible.query, **query_options)
-        # The third argument is the maximum number of threads, which is practically unlimited.
+        # The third argument limits the number of threads. It is so large that it has no effect.
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
@@ -332,8 +332,9 @@ class TranscriptSearch:
         in the background. In a read-only database, nothing is indexed.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # Run the loop twice. An indexing job that was already running when the search began may
-        # index other threads of the owner, or may have missed the latest changes to the threads.
+        # Run the loop twice, because an indexing job that was already running when the search began
+        # may index other threads of the owner, or may have missed the latest changes to the
+        # threads.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
@@ -423,8 +424,8 @@ class TranscriptSearch:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.get_indexed_position(path)
             after = before._replace(position=position, path=path)
-            # The version token -1 marks a thread of which more steps follow. No thread has this
-            # token, so that the thread still counts as not indexed.
+            # The version token -1 marks a thread for which more indexing steps follow. No actual
+            # version token is -1, so the thread still counts as unindexed.
             yield _ThreadIndexingStep(
                 thread_id, before, after if not items else after._replace(version_token=-1), part
             )
@@ -527,8 +528,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(piece[0])
         stemmed = (stem for _, stem in iter_stems(piece[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # If a piece contains several words, as in Chinese or around a comma, mark only the part
-            # that matches.
+            # If a piece of text without spaces contains several words, as in Chinese or when words
+            # are joined by a comma, mark only the matching part.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, piece[0], re.IGNORECASE):
                 marked_positions |= {

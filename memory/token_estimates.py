@@ -110,11 +110,11 @@ Amazon Bedrock and Google use blocks without a type.
 """
 # Keys of the text in a content block.
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
-# Keys of encrypted data in a content block with reasoning.
+# Keys under which a reasoning block stores encrypted data.
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
 # Types of content blocks with reasoning.
 _REASONING_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
-# Keys of the data, of the MIME type, and of nested dicts in a content block with media.
+# Keys under which a media content block stores its data, its MIME type, and nested dicts.
 _DATA_KEYS: Final = ("base64", "data", "file_data", "url", "image_url", "result", "bytes")
 _MIME_KEYS: Final = ("mime_type", "media_type", "format", "filename")
 _NESTED_KEYS: Final = (
@@ -142,9 +142,9 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
     Prose is estimated at four UTF-8 bytes per token. Digits, punctuation marks, letters next to
-    digits, and emoji take more tokens per byte than prose. If a text contains many of these
-    characters, a second number is computed from the number of characters of each kind, and the
-    estimate is the higher of the two numbers.
+    digits, and emoji take more tokens per byte than prose. If a text contains many characters that
+    are not prose, a second estimate is computed from the number of characters of each kind, and the
+    higher of the two estimates is returned.
 
     Args:
         text: The text. A lone surrogate is treated as one character.
@@ -235,7 +235,7 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
 def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
     """Count the tokens of the summary and the encrypted data in a reasoning block.
 
-    The caller counts the other text of the block.
+    Any other text in the block is counted by the caller.
     """
     total = 0
     summary = block.get("summary")
@@ -314,7 +314,7 @@ def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:
     """Return the number of tokens of a JSON value.
 
-    Content blocks with media in the JSON value are counted as such. Other base64 data is counted
+    Media content blocks inside the JSON value are counted as media. Other base64 data is counted
     like a file of the same size.
     """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):

@@ -91,8 +91,9 @@ class TokenCounter:
         """Return the number of tokens that a request takes in addition to its messages.
 
         `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
-        the model. A custom counting function may add a fixed number of tokens to every request.
-        This number is assumed to include the tools, so the larger of the two numbers is returned.
+        the model. A custom counting function may add a fixed number of tokens to every request. The
+        fixed number is assumed to include the tools, so the larger of this number and `tool_tokens`
+        is then returned.
         """
         if self._function is not None:
             return max(self._function.request_overhead_tokens, tool_tokens)
@@ -174,9 +175,9 @@ class TokenCounter:
         """Return the number of tokens of a request with the given messages.
 
         `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
-        the model. A custom counting function may add a fixed number of tokens to every request.
-        This number is assumed to include the tools, so only the part of `tool_tokens` that exceeds
-        it is added.
+        the model. A custom counting function may add a fixed number of tokens to every request. The
+        fixed number is assumed to include the tools. If `tool_tokens` is larger, the difference is
+        added.
         """
         if self._function is None:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(
@@ -224,9 +225,9 @@ class TokenCounter:
     def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
         """Return a model response's reported token count divided by its estimated token count.
 
-        The ratio is at least 1, because estimates are never scaled down. It is 1 for responses
-        shorter than `_MIN_MEASURED`, and for responses that contain reasoning, which the reported
-        count excludes.
+        The ratio is at least 1, because estimates are never scaled down. The ratio is 1 for
+        responses with an estimate of fewer than `_MIN_MEASURED` tokens. It is also 1 for responses
+        that contain reasoning, because the reported count excludes reasoning.
         """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0

@@ -44,7 +44,7 @@ from perdure.memory.tool_calls import (
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-# Minimum value of the option `min_tokens`, which is about the number of tokens of a placeholder.
+# Minimum value of the option `min_tokens`. A placeholder itself has about this many tokens.
 _MIN_TOKENS: Final = 40
 _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
@@ -102,9 +102,10 @@ class ClearToolOutputs(MessagesNode):
     ) -> Self:
         """Return a copy of the node for requests that contain the given tools.
 
-        The placeholders name the tool `read_tool` if `tools` contains it. Otherwise, they name the
-        first tool in `tools` that `read_tool_output` returned. If there is no such tool, they
-        advise the model to repeat the call.
+        If `tools` contains the tool `read_tool`, the placeholders tell the model to call it.
+        Otherwise, the placeholders refer to the first tool in `tools` that `read_tool_output`
+        created. If `tools` contains no such tool either, the placeholders advise the model to
+        repeat the original call.
         """
         node = copy(self)
         readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))

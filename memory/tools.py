@@ -221,9 +221,9 @@ def search_memory(
     """Return a tool that lets a model search memories.
 
     The tool returns each memory as a line of quoted data, best match first. The line contains the
-    memory's id, text, speaker, trust class and date, and the texts that were true before. The model
-    can pass `since` and `until` to say which period its query is about. Memories from this period
-    rank higher than others.
+    memory's id, text, speaker, trust class and date, and its earlier texts that used to be true.
+    The model can pass `since` and `until` to specify the period that its query is about, and
+    memories from that period rank higher than others.
 
     Args:
         namespace: See `recall`.

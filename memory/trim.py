@@ -280,8 +280,8 @@ class Trim(MessagesNode):
         ) * counter.scale + reserved_tokens
         options = self.strategy, self.start_on, self._adds_omitted_steps_line
         selection = select_turns(model_input, self.size - fixed, count_message_tokens, *options)
-        # If steps are omitted and there is no room for the line that states their number, shorten
-        # the required messages to make room for the line.
+        # If steps are omitted, but the line that says how many does not fit, shorten the required
+        # messages to make room for it.
         shortens_for_line = (
             self.allow_partial and self._adds_omitted_steps_line and selection.left_out > 0
         )
@@ -376,7 +376,8 @@ def iter_system_message_names_with_token_counts(
 ) -> Iterator[tuple[str, float]]:
     """Yield a (name, token count) tuple for each system message.
 
-    The texts that perdure added to the system messages are yielded as one further tuple.
+    If there are several system messages, the text that perdure added to them is counted in one
+    further tuple.
     """
     if model_input.system is None:
         return
@@ -428,7 +429,7 @@ def _remove_messages_after_last_of_type(
 
 
 class TurnSelection(NamedTuple):
-    """A selection of a conversation's turns that fits within a token limit, if `excess` is 0.
+    """The turns that were selected to fit into a token limit. They fit if `excess` is 0.
 
     Attributes:
         turns: The turns that fit, newest first. The newest turn may lack some of its steps.
@@ -459,10 +460,11 @@ def select_turns(
 
     With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
     oldest turns are selected in addition to the newest turn, which is always required. If the
-    newest turn is too long, some of its steps are omitted. The steps of a turn are its units
-    between the human message and the last unit. With `adds_omitted_steps_line=True`, a line stating
-    how many steps were omitted is added to the turn's human message, or at its beginning if it has
-    no human message. The line is not added if there is no room for it.
+    newest turn is too long, some of its steps are omitted. A turn's steps are all its units (groups
+    of messages that must be kept or removed together) between the human message and the last unit.
+    With `adds_omitted_steps_line=True`, a line stating how many steps were omitted is added to the
+    turn's human message, or at its beginning if it has no human message. The line is not added if
+    there is no room for it.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -546,8 +548,9 @@ def _take_fitting_turns_and_get_unused_tokens(
 ) -> tuple[list[Turn], float]:
     """Return the leading turns that fit into `remaining_tokens`, and the number of unused tokens.
 
-    If a turn does not fit, the number of unused tokens is -1, so that a further call selects
-    nothing. With `start_on=None`, as many of that turn's last units are selected as fit.
+    If a turn does not fit, the number of unused tokens is returned as -1, so that a further call
+    selects nothing. With `start_on=None`, the selection also includes as many units as fit from the
+    end of the turn that does not fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining_tokens >= 0 else ():

@@ -145,8 +145,8 @@ class UpdateProfile(Learner):
         """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
         The model is asked again if another run has changed a field that the patch also changes, or
-        if a message was erased in the meantime. In the latter case, the model is asked about the
-        remaining messages.
+        if a message was erased after the model had been asked. If a message was erased, the model
+        is asked only about the remaining messages.
         """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)

@@ -33,8 +33,8 @@ _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 def read_reported_total_tokens(message: BaseMessage) -> int:
     """Return the total number of tokens in a request and its response.
 
-    Return 0 if the response reports no input tokens, or a total of more than `_MAX_TOKENS` tokens.
-    Cached input tokens are included in the total.
+    Return 0 if the response reports no input tokens, or if the total exceeds `_MAX_TOKENS`. Cached
+    input tokens are included in the total.
     """
     usage = _read_usage(message)
     if not usage:

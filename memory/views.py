@@ -207,7 +207,7 @@ async def _list_views(
     limit: int = 20,
     before: str | None = None,
 ) -> list[ModelView]:
-    """Return the views that `record_views` recorded in a thread, in chronological order.
+    """Return the model views that `record_views` recorded in a thread, in chronological order.
 
     Args:
         saver: The checkpointer.

@@ -24,7 +24,7 @@ __all__ = [
 if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
-# The module that contains each public class.
+# Maps the name of each public class to the module that contains it.
 _MODULE_NAMES = {
     "PostgresCheckpointer": "perdure.checkpointers",
     "PostgresStore": "perdure.stores",
