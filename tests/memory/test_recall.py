@@ -408,7 +408,7 @@ INVALID_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"namespace": []}, "the number of labels of the template is 0"),
     ({"namespace": [()]}, "the number of labels of the template is 0"),
     ({"namespace": "memories"}, "expected labels"),
-    ({"namespace": ["memories", ("shared",)]}, "label of the template"),
+    ({"namespace": ["memories", ("shared",)]}, "namespace template has the label"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"limit": 0}, "limit is 0"),
     ({"kinds": "fact"}, "kinds is 'fact'"),
