@@ -42,8 +42,18 @@ T = TypeVar("T")
 _STATE_FROM_OTHERS_CHANNEL: Final = "__state_from_others"
 _TURN_WITHOUT_MEMORY_CHANNEL: Final = "__turn_without_memory"
 _LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
-_HUMAN_ROLES: Final = ("user", "human")
-_OTHER_ROLES: Final = ("assistant", "ai", "tool", "function", "system", "developer")
+HUMAN_ROLES: Final = ("user", "human")
+"""The values of the role or type of a JSON message that identify a human message."""
+MESSAGE_ROLES: Final = (
+    *HUMAN_ROLES,
+    "assistant",
+    "ai",
+    "system",
+    "developer",
+    "tool",
+    "function",
+)
+"""All possible values of the role or type of a JSON message."""
 # Prefix of the namespaces for internal data of perdure, such as model views.
 _INTERNAL_NS_PREFIX: Final = "perdure:"
 
@@ -141,13 +151,14 @@ class OtherAuthorMarker:
             return
         for value in values:
             for message in _iter_messages(value):
-                entry = message.content, _is_marked(message)
                 if not isinstance(message, HumanMessage):
-                    self._loaded_answers.add((message.id, str(message.content)))
+                    # Most runs do not need the texts, and long threads have many of them.
+                    if self._excludes_answers:
+                        self._loaded_answers.add((message.id, str(message.content)))
                 elif message.id is None:
-                    self._loaded_without_id.append(entry)
+                    self._loaded_without_id.append((message.content, _is_marked(message)))
                 else:
-                    self._loaded[message.id] = entry
+                    self._loaded[message.id] = message.content, _is_marked(message)
 
     def mark_messages_in_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
         """See `MessageMarker.mark_messages_in_checkpoint`."""
@@ -257,9 +268,9 @@ class OtherAuthorMarker:
         elif isinstance(value, str) and channel == "messages":
             fields = {"role": "user", "content": value}
         role = fields.get("role", fields.get("type")) if isinstance(fields, Mapping) else None
-        if role in _HUMAN_ROLES and not self._is_by_person(fields.get("content")):
+        if role in HUMAN_ROLES and not self._is_by_person(fields.get("content")):
             marks = {REMEMBER_TURN: False}
-        elif role in _OTHER_ROLES and self._excludes_answers:
+        elif role in MESSAGE_ROLES and role not in HUMAN_ROLES and self._excludes_answers:
             marks = {REMEMBER: False, SEARCHED: True}
         else:
             return value
@@ -398,7 +409,7 @@ def _is_marked(message: BaseMessage) -> bool:
 def _is_role_and_text(channel: str, value: Any) -> bool:
     """Return whether a value for the channel `messages` is a `(role, text)` pair."""
     is_pair = isinstance(value, list | tuple) and len(value) == 2
-    return channel == "messages" and is_pair and value[0] in (*_HUMAN_ROLES, *_OTHER_ROLES)
+    return channel == "messages" and is_pair and value[0] in MESSAGE_ROLES
 
 
 def _iter_messages(value: Any) -> Iterator[BaseMessage]:

@@ -26,7 +26,7 @@ from perdure.checkpointers.labels import (
 )
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
-from perdure.server.message_authors import OtherAuthorMarker
+from perdure.server.message_authors import HUMAN_ROLES, MESSAGE_ROLES, OtherAuthorMarker
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """The values of `Sender.deed`, which name the operation of a caller on a thread.
@@ -34,8 +34,6 @@ CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "ch
 The operations are, in this order: answer a question, send a message, send a message for the person,
 start a run by a cron, continue a run, change the state.
 """
-# Possible values of the role or type of a JSON message. The first two identify human messages.
-_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
@@ -299,7 +297,7 @@ def _mark_messages_as_excluded_from_extraction(channel_name: str, value: Any) ->
         value: The value for the channel: a message, a list of messages, or any other value.
     """
     if isinstance(value, list):
-        is_pair = channel_name == "messages" and len(value) == 2 and value[0] in _ROLES
+        is_pair = channel_name == "messages" and len(value) == 2 and value[0] in MESSAGE_ROLES
         if not is_pair:
             return [
                 _mark_messages_as_excluded_from_extraction(channel_name, element)
@@ -311,10 +309,10 @@ def _mark_messages_as_excluded_from_extraction(channel_name: str, value: Any) ->
     if isinstance(value, Mapping):
         value = _unwrap_serialized_langchain_message(value)
     role = value.get("role", value.get("type")) if isinstance(value, Mapping) else None
-    if role in _ROLES:
+    if role in MESSAGE_ROLES:
         metadata = value.get("response_metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        is_human = role in _ROLES[:2]
+        is_human = role in HUMAN_ROLES
         metadata |= {REMEMBER_TURN: False} if is_human else {REMEMBER: False, SEARCHED: True}
         return {**value, "response_metadata": metadata}
     return value
@@ -332,7 +330,7 @@ def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[st
         if not (isinstance(class_path, list) and class_path and isinstance(fields, Mapping)):
             break
         role = str(class_path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
-        if role not in _ROLES:
+        if role not in MESSAGE_ROLES:
             break
         value = {"type": role, **fields}
     return value

@@ -24,6 +24,7 @@ from perdure.checkpointers.labels import (
 )
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_run_teams
+from perdure.server.message_authors import HUMAN_ROLES, MESSAGE_ROLES
 from perdure.server.threads import validate_metadata
 
 StreamMode = Literal[
@@ -42,8 +43,6 @@ _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
     STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY,
 )  # fmt: skip
-# Possible values of the role or type of a JSON message. The first two identify human messages.
-_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 # Maximum delay of a run (`after_seconds`), in seconds: ten years
 _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
@@ -439,8 +438,8 @@ def _brings_new_text(value: Any) -> bool:
     if not isinstance(value, dict):
         return value not in (None, "")
     role = value.get("role", value.get("type"))
-    if role in _ROLES:
-        return role in _ROLES[:2]
+    if role in MESSAGE_ROLES:
+        return role in HUMAN_ROLES
     return any(map(_brings_new_text, value.values()))
 
 
