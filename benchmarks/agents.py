@@ -1,7 +1,7 @@
 """Define agents of langchain's `create_agent` with a model that needs no network, for benchmarks.
 
-Nothing is arranged for a saver: the user's message is a dict without an id, the model's message has
-the id that langchain gives it, and tools that run in parallel end in any order.
+The agents are not adapted to any saver: the user's message is a dict without an id, the model's
+message has the id that langchain assigns, and parallel tools finish in any order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENTRIES = 12
 
 
 class ScriptedModel(BaseChatModel):
-    """Calls the tool so many times after a user's message; otherwise says 600 characters."""
+    """Calls the tool `calls` times after a user's message, or answers with 600 characters."""
 
     calls: int = 0
 
@@ -81,7 +81,7 @@ async def look_up(query: str) -> str:
 
 @tool("look_up")
 def ask_first(query: str) -> str:
-    """Look something up once a person has agreed."""
+    """Look something up after a person has agreed."""
     return f"{interrupt(query)}: {text(query, 400)}"
 
 
@@ -156,9 +156,9 @@ SHAPES: dict[str, Callable[[Saver], Any]] = {
 
 @dataclass
 class Course:
-    """One saver under one shape of agent, as a worker process holds it.
+    """Runs one kind of agent with one saver in a worker process.
 
-    `open` it, take turns, and `close` it; then another may be opened.
+    Call `open`, run turns, and call `close`; then another saver or agent may be opened.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Course:
         await self._stack.aclose()
 
     async def turn(self, thread: str, number: int) -> list[BaseMessage]:
-        """Return the messages of the state after one more turn."""
+        """Run one more turn, and return the messages of the resulting state."""
         config: Any = {"configurable": {"thread_id": thread}}
         asked = {"messages": [{"role": "user", "content": text(f"{thread} {number}", 120)}]}
         if self.shape == "stream":
@@ -187,7 +187,7 @@ class Course:
         return list(state["messages"])
 
     async def turns(self, thread: str, numbers: range) -> tuple[list[float], float]:
-        """Return the seconds of each turn, and the CPU seconds of all turns in all threads."""
+        """Run turns; return the seconds of each turn and the CPU seconds of the whole process."""
         took, cpu = [], time.process_time()
         for number in numbers:
             started = time.perf_counter()
@@ -196,7 +196,7 @@ class Course:
         return took, time.process_time() - cpu
 
     async def crowd(self, threads: range, turns: int, at_once: int) -> tuple[float, float]:
-        """Return the seconds and CPU seconds of short threads that run at the same time."""
+        """Run short conversations concurrently; return the elapsed seconds and the CPU seconds."""
         waiting = [f"t{i}" for i in threads]
 
         async def serve() -> None:
@@ -216,7 +216,7 @@ class Course:
     async def resume(
         self, shape: str, path: Path, thread: str
     ) -> tuple[float, list[dict[str, Any]]]:
-        """Return the seconds to open a file and read the state of a thread, and its messages.
+        """Open a file and read a thread's state; return the seconds this took and the messages.
 
         Raises:
             AssertionError: A stored manifest of perdure's has too many ranges.
@@ -232,7 +232,7 @@ class Course:
 
 
 def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
-    """Check that each manifest of a thread has at most `limit(n)` ranges for its n items.
+    """Check that no value or transcript of a thread has more log ranges than allowed.
 
     Raises:
         AssertionError: One has more.

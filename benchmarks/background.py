@@ -21,12 +21,12 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background import Background, run_worker
-from perdure.memory.extraction import Extraction, Pace
+from perdure.memory.long_term.background import Background, run_worker
+from perdure.memory.long_term.extraction import Extraction, Pace
 from perdure.stores import SQLiteStore
 
 WARM = [
-    "perdure.memory.background",
+    "perdure.memory.long_term.background",
     "perdure.checkpointers",
 ]
 USERS = 10
@@ -48,7 +48,7 @@ def said(number: int) -> list[Any]:
 
 
 def fill(path: Path, threads: int) -> int:
-    """Write the conversations. Returns how many messages they have."""
+    """Store the conversations; return the number of their messages."""
     builder = StateGraph(MessagesState)
     builder.add_node("nothing", lambda state: None)
     builder.add_edge(START, "nothing")
@@ -70,7 +70,7 @@ def serve(path: Path, database: str | None) -> None:
 
 
 class Worker:
-    """A worker in a process, which is killed now and then."""
+    """A worker process that is killed from time to time."""
 
     def __init__(self, path: Path, database: str | None) -> None:
         self.context = multiprocessing.get_context("forkserver")
@@ -96,7 +96,7 @@ class Worker:
 
 
 def until_extracted(asker: Background, worker: Worker, kill_every_s: float) -> float:
-    """Kill the worker until nothing is due any more. Returns how long that took."""
+    """Kill the worker repeatedly until no jobs are left; return the seconds this took."""
     began = time.monotonic()
     chance = random.Random(1)
     kill_at = began + kill_every_s
@@ -113,7 +113,7 @@ def _left(asker: Background) -> bool:
 
 
 def extracted(store: SQLiteStore) -> Counter[tuple[str, str]]:
-    """Count how often each message of a thread is in the memories."""
+    """Count, for each message of a thread, the memories that are based on it."""
     counts: Counter[tuple[str, str]] = Counter()
     for user in range(USERS):
         for item in store.search(("memories", f"u{user}"), limit=1_000_000):

@@ -42,7 +42,7 @@ def bare(model: Any, saver: Any) -> Any:
 
 
 def full(model: Any, saver: Any, store: Any) -> Any:
-    """Build a chat graph with instructions, a summary of the older half, and a window."""
+    """Build a chat graph with instructions, a summary of the older messages, and trimming."""
     return chat_graph(
         model,
         checkpointer=saver,

@@ -1,4 +1,4 @@
-"""Savers, processes, sizes and tables that the benchmarks of the checkpointer share."""
+"""Helpers shared by the checkpointer benchmarks: savers, processes, sizes and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ("order", "refund", "budget", "pipeline", "invoice", "renewal", "schema"
 
 
 class References:
-    """A serializer that keeps the object itself: what is left of a saver is next to nothing."""
+    """A serializer that returns the object itself, so that a saver costs almost nothing."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, Any]:
         return "reference", obj
@@ -83,9 +83,9 @@ def bytes_in(path: Path) -> int:
 
 
 class Worker:
-    """A process with an event loop that calls the methods of an object when asked.
+    """A process with an event loop in which methods of an object can be called.
 
-    Between two calls the loop stands still: what a saver puts off is not done for free.
+    The event loop stands still between two calls, so work that a saver defers is measured too.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -128,7 +128,7 @@ def _serve(pipe: Any, make: Callable[[], Any]) -> None:
 
 
 def text(seed: object, length: int) -> str:
-    """So many characters of words and numbers, the same for the same seed."""
+    """Return random words and numbers of the given total length; equal seeds give equal texts."""
     rng = random.Random(str(seed))
     words = [f"{rng.choice(WORDS)}{rng.randrange(10_000)}" for _ in range(length // 5 + 1)]
     return " ".join(words)[:length]
@@ -145,4 +145,5 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 def ratio(value: float, base: float) -> str:
     """Format a number, with its ratio to that of the first subject."""
-    return f"{value:.3g} ({value / base:.2f}x)" if base else f"{value:.3g}"
+    number = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"{number} ({value / base:.2f}x)" if base else number

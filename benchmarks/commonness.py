@@ -3,7 +3,7 @@
     pip install wordfreq && python benchmarks/commonness.py   # writes stores/weights/common.npz
 
 A token's share is the sum of those of its words; of other languages than English the commonest
-words count. All numbers of so many digits are one token, of zeros.
+words count. All numbers with the same number of digits are one token, which consists of zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from wordfreq import get_frequency_dict
 
-from perdure.stores.text import (
+from perdure.stores.search.text import (
     ENGLISH,
     FREQUENCY_FILE,
     NON_LATIN,
@@ -45,7 +45,7 @@ MOST = 1500  # words of another language than English
 
 
 def tokens_of(word: str, language: str) -> Iterable[str]:
-    """Return the tokens by which a word is searched."""
+    """Return the tokens into which a search splits a word."""
     if language == ENGLISH:
         return tokenize(word)
     return (

@@ -27,7 +27,7 @@ ROUNDS = 15
 
 
 async def said(count: int) -> list[BaseMessage]:
-    """Build messages like those of an agent, in turns of two."""
+    """Build messages like an agent's, with two messages per turn."""
     graph, config = chat(InMemorySaver()), {"configurable": {"thread_id": "t"}}
     out: list[BaseMessage] = []
     for turn in range(count // 2):
@@ -38,7 +38,7 @@ async def said(count: int) -> list[BaseMessage]:
 
 
 def timed(work: Callable[[], Any], cold: bytearray | None = None) -> float:
-    """Return the median seconds; `cold` empties the processor's caches before each call."""
+    """Return the median time in seconds; `cold` flushes the CPU caches before each call."""
     took = []
     for _ in range(ROUNDS):
         if cold is not None:
@@ -50,7 +50,7 @@ def timed(work: Callable[[], Any], cold: bytearray | None = None) -> float:
 
 
 def ways(messages: list[BaseMessage]) -> dict[str, Callable[[], Any]]:
-    """Return the functions to compare, by name; ratios refer to the first one."""
+    """Return the functions to compare, by name; the first one is the baseline."""
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     dumped = serde.dumps_typed(messages)
     items = Codec(serde)

@@ -18,8 +18,15 @@ from pathlib import Path
 WORDS = ("garden", "bread", "ferry", "winter", "paper", "river", "salt", "market", "lantern", "tea")
 
 
-def run(*arguments: str) -> None:
-    """Run the program: its time, its CPU, the most memory it had."""
+def run(*arguments: str) -> tuple[float, float]:
+    """Run the program, and print its elapsed time, CPU time and peak memory.
+
+    Returns:
+        The elapsed time and the CPU time, in seconds.
+
+    Raises:
+        CalledProcessError: The program failed.
+    """
     began = time.perf_counter()
     code = "from perdure.cli import main; main()"
     with subprocess.Popen([sys.executable, "-c", code, *arguments]) as started:
@@ -27,6 +34,9 @@ def run(*arguments: str) -> None:
         started.returncode = status
     took, cpu = time.perf_counter() - began, used.ru_utime + used.ru_stime
     print(f"  {arguments[0]}: {took:.1f} s, {cpu:.1f} s CPU, {used.ru_maxrss >> 10} MB", flush=True)
+    if started.returncode:
+        raise subprocess.CalledProcessError(started.returncode, arguments)
+    return took, cpu
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.messages.utils import count_tokens_approximately
 
-from perdure.memory.tokens import token_counter
+from perdure.memory.short_term.tokens import token_counter
 
 ROOT = Path(__file__).parents[1]
 ARTICLE = {
@@ -44,7 +44,7 @@ ARTICLE = {
 
 
 def texts(folders: list[Path]) -> Iterator[tuple[str, str]]:
-    """Kind and text."""
+    """Yield the kind and the text of each sample."""
     for folder in folders:
         for file in sorted(folder.glob("*.json")):
             for sample in json.loads(file.read_text(encoding="utf-8")):
@@ -88,7 +88,7 @@ def speed() -> None:
 
 
 def bytes_of(message: BaseMessage) -> str:
-    """Return the content as another object, as a checkpointer returns it."""
+    """Return a copy of the content, because a checkpointer also returns new objects."""
     return str(str(message.content).encode(), "utf-8")
 
 

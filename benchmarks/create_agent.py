@@ -1,7 +1,8 @@
 """Measure the time, CPU and bytes of a turn with `create_agent`, for several checkpointers.
 
-Each saver works in a process of its own, in blocks of five turns, in rotating order. What a fresh
-process reads at the end is compared with what the last run returned.
+Each saver runs in its own process. Blocks of five turns alternate between the savers, in rotating
+order. At the end, a fresh process reads the state, which is compared with the output of the last
+run.
 
     python -m benchmarks.create_agent --turns 200
     python -m benchmarks.create_agent --turns 60 --shapes chat tools
@@ -28,36 +29,37 @@ PEER, OURS = ON_DISK
 
 @dataclass
 class Figures:
-    """What one saver took for one long thread, block by block."""
+    """Measurements of one saver on one long thread, block by block."""
 
     wall: list[float] = field(default_factory=list)  # seconds of each turn
     cpu: list[float] = field(default_factory=list)  # seconds of each block
-    size: list[int] = field(default_factory=list)  # bytes in use: before, and after each block
+    # bytes in use before the first block and after each block
+    size: list[int] = field(default_factory=list)
     resumes: list[float] = field(default_factory=list)  # seconds, each in a fresh process
 
     @property
     def resume_ms(self) -> float:
-        """To open the file and read the state."""
+        """Median milliseconds to open the file and read the state."""
         return statistics.median(self.resumes) * 1e3
 
     @property
     def first_cpu_ms(self) -> float:
-        """CPU of a turn, the blocks from the fifth turn to the twenty-fifth."""
+        """Median CPU milliseconds per turn in the second to fifth block."""
         return statistics.median(self.cpu[1:5]) / BLOCK * 1e3
 
     @property
     def last_cpu_ms(self) -> float:
-        """CPU of a turn, the last four blocks."""
+        """Median CPU milliseconds per turn in the last four blocks."""
         return statistics.median(self.cpu[-4:]) / BLOCK * 1e3
 
     @property
     def wall_ms(self) -> float:
-        """Time of a turn, the last four blocks."""
+        """Median milliseconds per turn in the last four blocks."""
         return statistics.median(self.wall[-4 * BLOCK :]) * 1e3
 
     @property
     def kb_a_turn(self) -> tuple[float, float]:
-        """In the first half of the turns, and in the second."""
+        """Kilobytes added per turn in the first half of the turns, and in the second half."""
         half = len(self.size) // 2
         early = (self.size[half] - self.size[0]) / half
         late = (self.size[-1] - self.size[half]) / (len(self.size) - 1 - half)
@@ -65,7 +67,7 @@ class Figures:
 
 
 def rotating(blocks: int) -> Iterator[tuple[int, str]]:
-    """Yield each block with each saver, in an order that rotates."""
+    """Yield each block with each saver; the order of the savers rotates from block to block."""
     names = list(SAVERS)
     for block in range(blocks):
         first = block % len(names)
@@ -76,7 +78,7 @@ def rotating(blocks: int) -> Iterator[tuple[int, str]]:
 def long_thread(
     workers: dict[str, Worker], shape: str, turns: int, folder: Path
 ) -> dict[str, Figures]:
-    """Measure turns on one thread, with every saver."""
+    """Measure turns of a single conversation thread with each saver."""
     paths = {name: folder / f"{shape} {name}.db" for name in SAVERS}
     found = {name: Figures() for name in SAVERS}
     for name, worker in workers.items():
@@ -121,7 +123,7 @@ def show(shape: str, turns: int, found: dict[str, Figures]) -> None:
 
 
 def crowd(workers: dict[str, Worker], folder: Path, many: int, turns: int, at_once: int) -> None:
-    """Short threads, one after another or many at once."""
+    """Measure short conversations, one after another or many concurrently."""
     wall, cpu = dict.fromkeys(SAVERS, 0.0), dict.fromkeys(SAVERS, 0.0)
     for name, worker in workers.items():
         worker.call("open", "chat", folder / f"threads {many} {name}.db")
@@ -148,7 +150,7 @@ def crowd(workers: dict[str, Worker], folder: Path, many: int, turns: int, at_on
 
 
 def summarize(turns: int, found: dict[str, dict[str, Figures]]) -> None:
-    """perdure in parts of the peer, by shape."""
+    """Print perdure's figures as ratios to those of the other saver, by agent shape."""
     rows = []
     for shape, of in found.items():
         ours, peer = of[OURS], of[PEER]

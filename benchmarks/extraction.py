@@ -3,9 +3,10 @@
     python benchmarks/extraction.py --data locomo10.json --only conv-26 conv-50
 
 Each session is a thread, put through a graph with a SQLiteCheckpointer turn by turn, its speakers
-as the names of messages and its date as their time. Memories of turns are made of it twice: by
-`Extraction` afterwards, and by `remember_turns` at the end of each run. Then questions are asked as
-in `recall.py`, whose figures are to be reached: there the turns are put into the store as they are.
+as the names of messages and its date as their time. Memories are created from each session in two
+ways: by `Extraction` afterwards, and by `remember_turns` at the end of each run. Then the same
+questions are asked as in `recall.py`, which stores the turns themselves and whose recall is the
+target.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from recall import Conversation, Turn, locomo
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, remember_turns
-from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.long_term.extraction import Extraction, ExtractionReport
 from perdure.stores import SQLiteStore
 
 TEMPLATE = ("locomo", "{user_id}")
@@ -61,7 +62,7 @@ def fill(store: SQLiteStore, data: Sequence[Conversation]) -> None:
 def talk(
     saver: SQLiteCheckpointer, data: Sequence[Conversation], store: SQLiteStore | None = None
 ) -> list[tuple[int, float]]:
-    """Put the sessions through a graph, a run for each two messages; with a store, remember them.
+    """Run the sessions through a graph, one run per two messages; with a store, remember them.
 
     Returns:
         For each run how many messages it remembered, and the seconds that its node took.
@@ -92,7 +93,7 @@ def talk(
 def extract(
     extraction: Extraction, data: Sequence[Conversation]
 ) -> tuple[list[ExtractionReport], float]:
-    """Extract all threads. Returns the reports, and the seconds it took."""
+    """Extract all threads; return the reports, and the seconds this took."""
     reports, started = [], time.perf_counter()
     for number, conversation in enumerate(data):
         user: Any = {"configurable": {"user_id": str(number)}}
@@ -101,7 +102,7 @@ def extract(
 
 
 def of_messages(store: SQLiteStore) -> Search:
-    """The store's search, whose answers are the ids of the messages that a memory rests on."""
+    """Build a search that returns the ids of the messages on which the found memories are based."""
 
     def search(namespace: tuple[str, ...], query: str) -> list[str]:
         found = store.search(namespace, query=query)
@@ -112,7 +113,7 @@ def of_messages(store: SQLiteStore) -> Search:
 
 
 def put(store: SQLiteStore) -> Search:
-    """Return a search of a store that contains the turns themselves."""
+    """Build a search over a store that contains the turns themselves."""
     return lambda namespace, query: [item.key for item in store.search(namespace, query=query)]
 
 
@@ -128,7 +129,7 @@ def recalled(search: Search, data: Sequence[Conversation]) -> float:
 
 
 def lacking(store: SQLiteStore, data: Sequence[Conversation]) -> list[str]:
-    """Return the evidence for which there is no memory."""
+    """Return the texts of evidence turns from which no memory was created."""
     texts = []
     for number, conversation in enumerate(data):
         items = store.search(("locomo", str(number)), limit=100_000)

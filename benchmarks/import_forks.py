@@ -2,8 +2,8 @@
 
     python -m benchmarks.import_forks [600 1200 2400 4800]
 
-Every third message is an answer that was regenerated, and thus the end of a branch. If the time for
-twice as many messages is twice as long, the cost is linear.
+Every third message is an answer that was regenerated, and thus the end of a branch. If twice as
+many messages take twice as long, the cost is linear.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from perdure import SQLiteCheckpointer
-from perdure.cli.import_chatgpt import build_chatgpt_conversation
-from perdure.cli.import_thread import ThreadImport
+from perdure.cli.importing.chatgpt import build_chatgpt_conversation
+from perdure.cli.importing.thread_import import ThreadImport
 
 
 def conversation(messages: int) -> dict[str, Any]:
-    """Build a conversation of ChatGPT in which each question has two answers."""
+    """Build a ChatGPT conversation in which each question has two answers."""
     mapping: dict[str, Any] = {}
     last: str | None = None
     for turn in range(messages // 3):
@@ -37,7 +37,7 @@ def conversation(messages: int) -> dict[str, Any]:
 
 
 def cpu_s(messages: int) -> tuple[float, float]:
-    """Return the CPU seconds of an import, and of the same import again."""
+    """Return the CPU seconds of importing a conversation, and of importing it again."""
     times = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.db"

@@ -2,8 +2,9 @@
 
     python benchmarks/kinship.py     # writes stores/weights/kin-en.npz
 
-A stem's vector is the mean of the whole words of the embedder's vocabulary that have it. Its kin
-are at most 16 stems with a cosine above 0.5; both were chosen with benchmarks/recall.py.
+A stem's vector is the mean of the whole words of the embedder's vocabulary that have it. Related
+stems have a cosine similarity above 0.5, and each stem has at most 16 of them; both limits were
+chosen with benchmarks/recall.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perdure.stores.text import STOP_WORDS, SYNONYM_FILE, tokenize_query
+from perdure.stores.search.text import STOP_WORDS, SYNONYM_FILE, tokenize_query
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"
 MOST, LEAST = 16, 0.5
@@ -22,7 +23,7 @@ _WORD = re.compile("[a-z]{3,}")
 
 
 def stem_vectors() -> tuple[list[str], np.ndarray]:
-    """Return the sorted stems of whole words of the vocabulary, with normalised vectors."""
+    """Return the sorted stems of the vocabulary's whole words, and their normalised vectors."""
     words = (WEIGHTS / "static-en-256.vocab").read_text("utf-8").splitlines()
     table = np.load(WEIGHTS / "static-en-256.npy")
     rows: dict[str, list[int]] = defaultdict(list)

@@ -5,11 +5,12 @@
 `data/languages.json` was written for this. It has of each language twenty facts, each with a
 question that it alone answers, and ten messages that nothing answers: small talk, tasks, questions
 about the world. recall@1 and @3 are the shares of questions whose fact is the first hit, or among
-the first three. AUC compares the best scores of questions with those of messages: 1 if every
-question has a better hit than any message, 0.5 if scores tell nothing. "quiet" is the share of
-messages that find nothing. The floor is that of a recall, MIN_SCORE.
+the first three. AUC compares the best scores of questions with those of messages. It is 1 if every
+question has a better result than any message, and 0.5 if the scores carry no information. "quiet"
+is the share of messages that find nothing. The minimum score is the default of a recall,
+`MIN_SCORE`.
 
-BM25 (k1 1.2, b 0.75) has the stems of Snowball without the language's stop words, or pairs of
+BM25 (k1=1.2, b=0.75) uses either Snowball stems without the language's stop words, or pairs of
 characters.
 """
 
@@ -31,7 +32,7 @@ from benchmarks.common import table
 
 from perdure.settings import MIN_SCORE
 from perdure.stores import SQLiteStore
-from perdure.stores.text import stop_words
+from perdure.stores.search.text import stop_words
 
 DATA = Path(__file__).parent / "data" / "languages.json"
 FACTS = ("facts",)
@@ -83,7 +84,7 @@ class BM25:
 
 
 class Ours:
-    """perdure's SQLiteStore, as it is opened without options."""
+    """perdure's SQLiteStore with its default options."""
 
     def __init__(self, facts: Sequence[str], **options: Any) -> None:
         self._store = SQLiteStore.open(":memory:")

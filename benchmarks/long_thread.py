@@ -1,8 +1,8 @@
 """Measure the first read and later reads of a long thread, and the waits of the event loop.
 
-A task asks to be woken every millisecond; how much later it is woken is what others wait. What was
-there before is frozen (`gc.freeze`), as servers do: a full collection of Python's garbage collector
-stops the process for as long as its whole heap demands, whoever starts it.
+A task sleeps for one millisecond at a time; the delay before it is woken shows how long other tasks
+have to wait. Objects that exist before the measurement are frozen (`gc.freeze`), as in servers,
+because a full garbage collection stops the process for a time that grows with its heap.
 
     python -m benchmarks.long_thread --messages 5000
 """
@@ -30,7 +30,7 @@ ROUNDS = 7
 
 
 async def waits(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
-    """Return the milliseconds of some work, and the longest wait of the event loop during it."""
+    """Return the duration of some work and the event loop's longest delay, in milliseconds."""
     late = 0.0
 
     async def tick() -> None:
@@ -50,13 +50,13 @@ async def waits(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
 
 
 class LongThread:
-    """A thread of one saver, in a process of its own."""
+    """A thread with one saver, measured in its own process."""
 
     def __init__(self, name: str, folder: str) -> None:
         self.name, self.path = name, Path(folder) / f"{name}.db"
 
     async def fill(self, messages: int) -> None:
-        """So many messages in one update, then two turns."""
+        """Store the given number of messages in one update, then run two turns."""
         roles = ("user", "assistant")
         said = [{"role": roles[i % 2], "content": f"{i} " * 50} for i in range(messages)]
         async with SAVERS[self.name](self.path) as saver:
@@ -66,7 +66,7 @@ class LongThread:
                 await graph.ainvoke({"messages": [{"role": "user", "content": "Go on"}]}, CONFIG)
 
     async def measure(self) -> list[float]:
-        """Measure the first read, the newest ten checkpoints, and the longest waits."""
+        """Measure the first read, another read and a list of ten checkpoints, with the waits."""
         async with SAVERS[self.name](self.path) as saver:
             graph = chat(saver)
             gc.collect()

@@ -5,8 +5,9 @@
     python benchmarks/many_items.py --index none         # without vectors
 
 A twentieth of the items is in one large namespace, the others are in namespaces of 100. Opening,
-the first search and memory are measured in processes of their own. Beside that: a namespace of
-6,000 messages of 2 kB, searched, and put and searched in turn. CPU is of the searching thread.
+the first search and memory use are each measured in a separate process. The benchmark also searches
+a namespace of 6,000 messages of 2 kB, and alternates puts and searches in it. CPU time is that of
+the searching OS thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
-from perdure.stores.text import STOP_WORDS
+from perdure.stores.search.text import STOP_WORDS
 
 VOCABULARY = Path(__file__).parent.parent / "stores" / "weights" / "static-en-256.vocab"
 SMALL, LARGE_SHARE, BATCH, ASKED, QUERIES = 100, 20, 2_000, 6, 100
@@ -38,7 +39,7 @@ Search = Callable[[int], Any]
 
 
 class Texts:
-    """Texts whose words come as often as those of a language do (Zipf)."""
+    """Generates texts whose word frequencies follow Zipf's law."""
 
     def __init__(self, seed: int) -> None:
         lines = VOCABULARY.read_text("utf-8").splitlines()
@@ -61,14 +62,15 @@ def small(number: int) -> tuple[str, str]:
 def memory_mb() -> float:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # the peak, where the system does not tell what is in use
+    # Return the peak if the system does not report the current use.
+    except OSError:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
     return pages * resource.getpagesize() / 1e6
 
 
 def load(store: SQLiteStore, items: int, length: int) -> None:
-    """Fill a store, by batches of several namespaces."""
+    """Fill a store in batches that cover several namespaces."""
     texts = Texts(1)
     large = items // LARGE_SHARE
     for start in range(0, items, BATCH):
@@ -110,7 +112,7 @@ def opened(path: str, index: str) -> SQLiteStore:
 
 
 def visit(path: str, index: str, which: str, namespaces: int) -> dict[str, Any]:
-    """Open, search once, and search on."""
+    """Measure opening a store, its first search and later searches."""
     texts = Texts(time.time_ns()).made(QUERIES + 1, ASKED)
     began = time.perf_counter()
     store = opened(path, index)

@@ -1,11 +1,12 @@
-"""Measure the time that long-term memory adds to a turn, against a bare langgraph chat node.
+"""Measure the time that long-term memory adds to a turn, compared with a bare langgraph chat node.
 
     python benchmarks/memory_turn.py --memories 10000
 
-Same checkpointer, same model that answers at once and calls no tool; wall time of a turn,
-interleaved. Each question asks for one of the memories in the user's namespace. *recall* shows the
-model what was recalled, *window* also cuts the thread to 8,000 tokens, *agent* has the two tools as
-well and remembers the turns of each run at its end.
+All variants use the same checkpointer and the same model, which answers at once and calls no tool.
+The wall time of a turn is measured, and the variants are interleaved. Each question asks about one
+of the memories in the user's namespace. *recall* adds recalled memories to the request, *window*
+also trims the thread to 8,000 tokens, and *agent* also has the two memory tools and remembers the
+turns of each run at its end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WHEN = ("on Mondays", "last spring", "since 2019", "every winter", "before break
 
 
 class Model(GenericFakeChatModel):
-    """Takes tools, and calls none."""
+    """A model that accepts tools but calls none."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self

@@ -3,8 +3,8 @@
     python benchmarks/paraphrases.py
 
 `data/paraphrases.jsonl` has pairs of texts: paraphrases, and changes of a name, place, number,
-date, negation, role, tense or another word. The table is without a model: a model that extracts
-memories is shown the near ones and decides about them itself.
+date, negation, role, tense or another word. No model is involved in the table; a model that
+extracts memories sees similar memories and decides about them itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from perdure.memory.sameness import is_same_normalized_text, is_text_stating_same_fact
+from perdure.stores.search.text_equivalence import (
+    is_same_normalized_text,
+    is_text_stating_same_fact,
+)
 
 PAIRS = Path(__file__).parent / "data" / "paraphrases.jsonl"
 

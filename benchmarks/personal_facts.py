@@ -3,10 +3,10 @@
     python -m benchmarks.personal_facts
 
 The store has 30 facts as a model extracts them: two thirds begin with the name of the person, the
-others with "The user". Of 40 questions, 20 are answered by one of the facts and 20 by none. The
-table has, for each voice, the share of the answerable questions whose fact is recalled at the
-default minimum score, the other memories that come along with it, and the share of the other
-questions that recall nothing.
+others with "The user". Of the 40 questions, 20 can be answered from one of the facts, and 20 cannot
+be answered. For each voice, the table shows the share of answerable questions whose fact is
+recalled at the default minimum score, the number of other recalled memories, and the share of
+unanswerable questions that recall nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ FACTS = (
     "The user's dentist is Doctor Maes.",
 )
 
-# questions, with {does}, {is}, {has}, {her} and {she} for the person; a word of the answer
+# Questions, with the placeholders {does}, {is}, {has}, {her} and {she} for the person, and a word
+# that the answer contains.
 ANSWERED = {
     "Where {does} {she} live?": "Ghent",
     "What is {her} job?": "nurse",
@@ -108,7 +109,7 @@ def spoken(question: str, voice: str) -> str:
 
 
 def show(voice: str, store: SQLiteStore, misses: list[str]) -> Sequence[float]:
-    """Print a line of the table, and return its figures."""
+    """Measure and print one line of the table, and return its figures."""
     recalled, others, quiet = 0, 0, 0
     for question, answer in ANSWERED.items():
         asked = spoken(question, voice)

@@ -4,9 +4,9 @@
     python -m benchmarks.postgres_agents DSN --shapes threads --at-once 16 256
 
 The DSN is that of a superuser on this machine; nothing else should use that server. Each saver has
-a database, a process and a pool of ten connections of its own, and they work in blocks of five
-turns, one after the other; short threads come in blocks of as many as there are at once.
-CPU is that of the process and of all of the server's, so that its resolution is 10 ms.
+its own database, process and pool of ten connections. Blocks of five turns alternate between the
+savers. Short threads run in blocks, each as large as the number of concurrent threads. CPU time is
+that of the process and of all server processes; its resolution is 10 ms.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def course(name: str) -> agents.Course:
 
 
 class Server:
-    """The server's figures, and a database for each saver."""
+    """Reads the Postgres server's figures, and has a database for each saver."""
 
     def __init__(self, dsn: str) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True)
@@ -94,7 +94,7 @@ class Server:
         return total / TICK
 
     def make(self) -> None:
-        """New databases."""
+        """Create a new database for each saver."""
         for name in SAVERS:
             self.conn.execute(f"DROP DATABASE IF EXISTS bench_{name.lower()} WITH (FORCE)")
             self.conn.execute(f"CREATE DATABASE bench_{name.lower()}")
@@ -105,7 +105,7 @@ class Server:
 
 
 def long_thread(server: Server, shape: str, turns: int) -> None:
-    """Measure the last twenty turns on one thread, with every saver."""
+    """Measure the last twenty turns of a single conversation thread with each saver."""
     server.make()
     workers = {name: Worker(partial(course, name)) for name in SAVERS}
     cpu: dict[str, list[float]] = {name: [] for name in SAVERS}
@@ -136,7 +136,7 @@ def long_thread(server: Server, shape: str, turns: int) -> None:
 
 
 def crowd(server: Server, at_once: int) -> None:
-    """Short threads, so many at once."""
+    """Measure short conversations, with the given number running concurrently."""
     server.make()
     workers = {name: Worker(partial(course, name)) for name in SAVERS}
     cpu: dict[str, list[float]] = {name: [] for name in SAVERS}

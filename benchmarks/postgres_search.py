@@ -4,12 +4,13 @@
     python benchmarks/postgres_search.py DSN --sizes 10000,200000 --others 999000
     python benchmarks/postgres_search.py DSN --vectors 50000
 
-Rows are loaded by COPY into a schema that is dropped at the end. For each size: the first search
-ever, which analyses the texts; the first of another process; those after it; one after a put; and
-a search under a filter of which one item in a hundred has the value. Texts have 15 words.
+Rows are loaded by COPY into a schema that is dropped at the end. For each size, the benchmark
+measures the first search of all, which analyses the texts; the first search of another process, and
+its later searches; a search after a put; and a search with a filter that one item in a hundred
+matches. Texts have 15 words.
 
-With `--vectors` instead: vectors of 384 dimensions in 500 clusters, under such a filter, on
-SQLite, on Postgres, and by an HNSW index of pgvector, where the server has it.
+With `--vectors`, the benchmark instead searches vectors of 384 dimensions in 500 clusters with such
+a filter, on SQLite, on Postgres, and with an HNSW index if the server has pgvector.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def rows(size: int, first: int) -> Iterator[tuple[Any, ...]]:
 
 
 def load(dsn: str, sizes: list[int], others: int) -> None:
-    """Store a namespace of each size, and others of 1,000 items."""
+    """Store one namespace of each size, and other namespaces of 1,000 items each."""
     with PostgresStore.open(dsn, schema=SCHEMA) as store:
         for size in sizes:
             store.put(namespace(size), "k0", {"text": "the first"})
@@ -93,7 +94,7 @@ def load(dsn: str, sizes: list[int], others: int) -> None:
 
 
 def visit(dsn: str, size: int) -> None:
-    """Search in a process of its own."""
+    """Measure searches in a separate process."""
     texts = Texts(time.time_ns()).made(3 * QUERIES, ASKED)
     with PostgresStore.open(dsn, schema=SCHEMA) as store:
         store.get(namespace(size), "k0")
@@ -124,7 +125,7 @@ def visit(dsn: str, size: int) -> None:
 
 
 class Vectors:
-    """An embedder of texts that are numbers; the first are stored, the others ask."""
+    """An embedder for texts that are numbers; the last texts are queries."""
 
     name, dims, in_process = "random", 384, True
 

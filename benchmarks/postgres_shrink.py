@@ -33,7 +33,8 @@ _LONGEST = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0) FROM pg_stat_activity
 WHERE application_name = 'perdure' AND query NOT LIKE 'VACUUM%'
 """
-TURN = 10  # checkpoints of a thread of which the last is a head
+# Number of checkpoints per thread; the last one is the head.
+TURN = 10
 
 
 def fill(saver: PostgresCheckpointer, thread: str, checkpoints: int) -> None:
@@ -49,7 +50,7 @@ def fill(saver: PostgresCheckpointer, thread: str, checkpoints: int) -> None:
 
 
 class Watch:
-    """The sizes of a database, and its longest transaction while something is done."""
+    """Measures the size of a database, and the longest transaction during an operation."""
 
     def __init__(self, dsn: str) -> None:
         self._conn = psycopg.connect(dsn, autocommit=True)
@@ -60,7 +61,7 @@ class Watch:
 
     @contextmanager
     def over(self, what: str, saver: PostgresCheckpointer) -> Iterator[None]:
-        """Print how long something takes, its longest transaction, and the longest other put."""
+        """Print how long an operation takes, its longest transaction, and the longest other put."""
         over, longest, waited = threading.Event(), [0.0], [0.0]
 
         def look() -> None:

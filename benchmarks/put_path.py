@@ -1,6 +1,7 @@
 """List the functions of perdure that a put on a cached thread calls until its SQL is executed.
 
-    python -m benchmarks.put_path          # the way; --all adds every function that is entered
+    python -m benchmarks.put_path               # the way; --all adds every function that is entered
+    python -m benchmarks.put_path --remember    # each function that `remember` of a sentence enters
 
 The way are the calls that lead from `put` to the plan, from `put` to where that is handed to the
 writing thread, and from there to sqlite3's `execute`; what they call on the side, such as the
@@ -22,13 +23,21 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure import SQLiteCheckpointer
+from perdure.memory import remember
+from perdure.stores import SQLiteStore
 
 Function = tuple[str, str]  # module, qualified name
+REMEMBERED: tuple[str, ...] = (
+    "The user has a daughter called Ida",
+    "She works as a gardener in Bremen",
+    "Meetings before nine are inconvenient",
+    "The user has a dog called Bruno",
+)
 PLAN: Function = ("checkpointers.writer", "CheckpointWriter._plan_checkpoint")
 
 
 def functions(frame: FrameType | None) -> list[Function]:
-    """Return the functions of perdure on a stack, the outermost first."""
+    """Return the functions of perdure on a call stack, outermost first."""
     found = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -39,7 +48,7 @@ def functions(frame: FrameType | None) -> list[Function]:
 
 
 class Trace:
-    """Notes functions that are entered, in all threads, and the stacks at which `execute` is."""
+    """Records the functions entered in any OS thread, and the call stacks of `execute`."""
 
     def __init__(self) -> None:
         self.on = False
@@ -73,9 +82,10 @@ def put(saver: SQLiteCheckpointer, at: RunnableConfig, number: int) -> RunnableC
 
 
 def traced(folder: Path) -> Trace:
-    """Return the functions that the fourth put of a thread calls."""
+    """Trace the functions that a thread's fourth put calls."""
     trace, before = Trace(), threading.getprofile()
-    threading.setprofile(trace)  # of the writing thread, which is yet to start
+    # Applies to the writer's OS thread, which has not been started yet.
+    threading.setprofile(trace)
     try:
         with SQLiteCheckpointer.open(folder / "x.db") as saver:
             at: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -94,8 +104,31 @@ def traced(folder: Path) -> Trace:
     return trace
 
 
+def traced_remember(folder: Path) -> Trace:
+    """Trace the functions that a fourth `remember` in the same namespace calls."""
+    trace, before = Trace(), threading.getprofile()
+    # Applies to the writer's OS thread, which has not been started yet.
+    threading.setprofile(trace)
+    try:
+        with SQLiteStore.open(folder / "x.db") as store:
+            *earlier, sentence = REMEMBERED
+            for text in earlier:
+                remember(text, store=store, namespace=("notes",))
+            profile = sys.getprofile()
+            sys.setprofile(trace)
+            trace.on = True
+            try:
+                remember(sentence, store=store, namespace=("notes",))
+            finally:
+                trace.on = False
+                sys.setprofile(profile)
+    finally:
+        threading.setprofile(before)
+    return trace
+
+
 def way(trace: Trace) -> list[Function]:
-    """Return the distinct functions from `put` to `execute`."""
+    """Return the distinct functions on the call path from `put` to `execute`."""
     stacks = *trace.planned, *trace.handed_over, *trace.executed
     return [*dict.fromkeys(stacks)]
 
@@ -103,10 +136,11 @@ def way(trace: Trace) -> list[Function]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="every function that is entered")
+    parser.add_argument("--remember", action="store_true", help="trace `remember`, not `put`")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        trace = traced(Path(folder))
-    shown = list(trace.entered) if args.all else way(trace)
+        trace = (traced_remember if args.remember else traced)(Path(folder))
+    shown = list(trace.entered) if args.all or args.remember else way(trace)
     for module, name in shown:
         print(f"{module:36} {name}")
     print(f"{len(shown)} functions, {len({module for module, _ in shown})} modules")

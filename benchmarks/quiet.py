@@ -4,14 +4,15 @@
 
 The file has conversations of two people each (LoCoMo: data/locomo10.json of
 github.com/snap-research/locomo); each turn is an item. Three kinds of messages have no answer:
-small talk, tasks that need no memory, and questions about another conversation in which its
-speakers' names are replaced by this one's. The floor that keeps 97 % of recall@10 is chosen on all
-other conversations. The table has the share of each kind's messages that find anything above it,
-the number of items, and how often the best score of an answered question is higher than that of a
-message (AUC). `--nameless` takes the names out of all questions: people say I and you.
+small talk, tasks that need no memory, and questions about another conversation, with the names of
+its speakers replaced by those of this conversation. The minimum score that keeps 97 % of recall@10
+is chosen on all other conversations. The table shows the share of each kind's messages that find
+anything above this score, the number of items, and how often the best score of an answered question
+is higher than that of a message (AUC). `--nameless` removes the names from all questions, because
+people say I and you.
 
-perdure's floor by default, `perdure.settings.MIN_SCORE`, has a line of its own. InMemoryStore has
-the embedder of perdure's default; FTS5 has porter stems, bm25 and no stop words in its queries.
+perdure's default minimum score, `perdure.settings.MIN_SCORE`, has its own line. InMemoryStore uses
+perdure's default embedder. FTS5 uses porter stems and bm25, and its queries contain no stop words.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TASKS = """
 
 @dataclass(frozen=True)
 class Asked:
-    """A message, the scores of what it finds, and which of these answer it."""
+    """A message, the scores of its search results, and which of the results answer it."""
 
     kind: str
     scores: np.ndarray
@@ -66,7 +67,7 @@ def messages(text: str) -> list[str]:
 
 
 class Scored:
-    """The searches of `recall.py`, with scores."""
+    """Runs the searches of `recall.py` and also returns the scores."""
 
     def __init__(self, subject: Any) -> None:
         self.add, self._subject = subject.add, subject
@@ -93,7 +94,7 @@ def names(conversation: Conversation) -> list[str]:
 def asked(
     make: Callable[[Path], Any], data: Sequence[Conversation], number: int, nameless: bool
 ) -> Iterator[Asked]:
-    """Yield all messages of one conversation, with the results of a search for each."""
+    """Yield all messages of a conversation, each with its search results."""
     own = names(data[number])
     name = re.compile(rf"\b({'|'.join(own)})('s)?\b")
 
@@ -133,7 +134,7 @@ def recall(questions: Sequence[Asked], floor: float) -> float:
 
 
 def floor_of(questions: Sequence[Asked]) -> float:
-    """Return the highest minimum score that keeps the share `KEEP` of recall."""
+    """Return the highest minimum score that keeps the fraction `KEEP` of the recall."""
     floors = np.unique(np.concatenate([asked.scores for asked in questions]))
     least = KEEP * recall(questions, -np.inf)
     low, high = 0, len(floors) - 1

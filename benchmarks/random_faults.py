@@ -4,11 +4,12 @@
     python -m benchmarks.server_faults --random 100 --seed 1 --on postgres
     python -m benchmarks.server_faults --random 1 --seed 17     # replay the round with this seed
 
-A round takes some seconds. Two servers share a new database. On each thread a client begins runs
-with all strategies, some of them delayed, and cancels, rolls back, erases, deletes, copies and
-updates at random. Programs open the same database and run turns, update the state and rewind.
-Meanwhile servers are killed (SIGKILL) and started again; between the death of a server and the
-takeover programs change threads. On some threads a graph asks questions, and all answers are equal.
+A round takes some seconds. Two servers share a new database. On each thread, a client starts runs
+with all multitask strategies, some of them delayed, and cancels, rolls back, erases, deletes,
+copies and updates at random. Other programs open the same database, run turns, update the state and
+rewind threads. Meanwhile, servers are killed (SIGKILL) and restarted; after a server has died and
+before another server takes over its runs, programs change threads. On some threads, a graph asks
+questions by interrupts, and all answers are identical.
 
 At the end `random_faults_model` compares the database with the requests, and counts problems:
 
@@ -16,8 +17,8 @@ At the end `random_faults_model` compares the database with the requests, and co
 - `twice`: an input or an answer was applied more than once;
 - `back`: what was deleted, erased, rolled back or refused is in a row, or is streamed by a server.
 
-A seed determines the actions, but not how long they take, so a round may have to be replayed
-several times before it fails again.
+A seed determines the actions but not their timing, so a round may have to be replayed several times
+before it fails again.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def run_round(
     conversations: Sequence[Conversation],
     outcomes: Counter[str],
 ) -> list[Problem]:
-    """Run random actions on new threads for some seconds, and return the problems.
+    """Run random actions on new threads for several seconds, and return the problems.
 
     Args:
         db: A new database.
@@ -93,7 +94,8 @@ def run_round(
         servers = Servers(db, folder)
         stack.callback(servers.stop)
         saver = stack.enter_context(open_checkpointer(db))
-        saver.stats()  # creates the tables before two servers start
+        # Create the tables before two servers start.
+        saver.stats()
         pool = stack.enter_context(ThreadPoolExecutor(32))
         [*pool.map(servers.start, (0, 1))]
         clients = [
@@ -151,7 +153,7 @@ def kill_servers(
 
 
 def wait_for_runs(servers: Servers, talks: Sequence[Conversation]) -> Iterator[Problem]:
-    """Wait until all runs have ended, and yield a problem for each thread where one does not."""
+    """Wait until all runs have ended, and yield a problem for each thread whose runs do not end."""
     for talk in talks:
         live: list[Any] = []
 
@@ -166,14 +168,14 @@ def wait_for_runs(servers: Servers, talks: Sequence[Conversation]) -> Iterator[P
 
 
 def list_runs(servers: Servers, talk: Conversation) -> list[dict[str, Any]]:
-    """Return the runs of a thread as the API lists them, newest first."""
+    """Return a thread's runs as the API lists them, newest first."""
     url = f"{servers.urls[0]}/threads/{talk.thread_id}/runs"
     reply = servers.http.get(url, params={"limit": 1000})
     return reply.json() if reply.is_success else []
 
 
 def read_outcome(talk: Conversation, servers: Servers, saver: Checkpointer, stored: bytes) -> Found:
-    """Read the outcome for a thread from the API of both servers and from the database."""
+    """Read a thread's final data from the API of both servers and from the database."""
     http, rows = servers.http, []
     urls = [f"{url}/threads/{talk.thread_id}" for url in servers.urls]
     for run in list_runs(servers, talk):

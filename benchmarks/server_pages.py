@@ -1,9 +1,9 @@
-"""Measure the time of pages of `perdure serve` on large databases, and the server's memory.
+"""Measure how long pages of `perdure serve` take on large databases, and the server's memory.
 
-A thread of 3,000 messages of 300 to 2,000 characters, with tools and recorded views, is filled by a
-graph; with `--memories`, a namespace of so many memories too. The server is a process of its own;
-the median request's time is that of a
-client on the same machine, CPU that of the server.
+A graph fills a thread with 3,000 messages of 300 to 2,000 characters, with tools and recorded
+views. With `--memories`, a namespace is also filled with the given number of memories. The server
+is a process of its own; the median request's time is that of a client on the same machine, CPU that
+of the server.
 
     python -m benchmarks.server_pages --messages 3000
     python -m benchmarks.server_pages --messages 3000 --untrimmed
@@ -43,16 +43,16 @@ WORDS = (Path(__file__).parent / "common.py").read_text().replace('"', " ").spli
 
 
 def text(random: random.Random, least: int = 300, most: int = 2_000) -> str:
-    """Words, so many characters."""
+    """Return random words with a random total length."""
     size = random.randint(least, most)
     return " ".join(random.choices(WORDS, k=size))[:size]
 
 
 class Model(GenericFakeChatModel):
-    """A scripted model that tools may be bound to."""
+    """A scripted model to which tools can be bound."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """The same model."""
+        """Return the model itself."""
         return self
 
 
@@ -63,7 +63,7 @@ def look_up(word: str) -> str:
 
 
 def fill(path: str, messages: int, untrimmed: bool) -> None:
-    """Hold a conversation: each turn a question, a call, its result and an answer."""
+    """Run a conversation whose turns have a question, a tool call, its result and an answer."""
     some = random.Random(7)
 
     def said() -> Iterator[AIMessage]:
@@ -99,7 +99,7 @@ def remember(path: str, count: int) -> None:
 
 @contextmanager
 def serving(db: str) -> Iterator[tuple[str, int]]:
-    """The address and the process of a server."""
+    """Start a server, and yield its address and process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -120,13 +120,13 @@ def serving(db: str) -> Iterator[tuple[str, int]]:
 
 
 def resident(pid: int) -> float:
-    """Megabytes of memory that a process has."""
+    """Return the resident memory of a process in megabytes."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1000 if found else 0.0
 
 
 def cpu(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

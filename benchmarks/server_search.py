@@ -3,11 +3,12 @@
     python benchmarks/server_search.py                  # 100,000 memories of one user
     python benchmarks/server_search.py --items 10000
 
-The server is `perdure serve` in a process of its own. A third of the memories have provenance. The
-time is of whole requests by HTTP from the same machine: the median and the slowest of twenty
-different ones, after the first, which loads the search index: in the first server from the items,
-in the others from its compact form. A hundredth of the memories were changed or deleted after the
-moment of the searches of the past. CPU and resident memory are of the server's process.
+The server is `perdure serve` in a process of its own. A third of the memories have provenance.
+Times are those of whole HTTP requests from the same machine: the median and the slowest of twenty
+different requests after the first one. The first request loads the search index, in the first
+server from the items, and in the other servers from its compact form. One memory in a hundred was
+changed or deleted after the time to which the `as_of` searches refer. CPU time and resident memory
+are those of the server's process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ USER, ROUNDS, CHANGED = "ann", 20, 100
 
 
 def filled(path: Path, items: int) -> datetime:
-    """Memories of one user, and 1,000 namespaces beside. Returns a moment before some changed."""
+    """Store one user's memories and 1,000 other namespaces; return a time before some changes."""
     texts, now = Texts(1), datetime.now(UTC)
     with SQLiteStore.open(path) as store:
         for begin in range(0, items, 2_000):
@@ -52,7 +53,7 @@ def filled(path: Path, items: int) -> datetime:
 
 
 def put(number: int, text: str, now: datetime) -> PutItem:
-    """A memory of a turn."""
+    """Build the operation that stores a memory."""
     value = {"text": text, "kind": "turn" if number % 3 else "fact"}
     at = now - timedelta(minutes=number)
     said = Provenance(thread_id=f"t{number // 60}", position=number % 60, actor="user", at=at)
@@ -61,7 +62,7 @@ def put(number: int, text: str, now: datetime) -> PutItem:
 
 
 def main() -> None:
-    """Measure it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--items", type=int, default=100_000)
     items = parser.parse_args().items
@@ -79,7 +80,7 @@ def main() -> None:
 
 @contextmanager
 def serving(path: Path) -> Iterator[tuple[httpx.Client, int]]:
-    """A server, and a client of it."""
+    """Start a server, and yield a client and the server's process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -127,12 +128,12 @@ def measured(client: httpx.Client, pid: int, items: int) -> None:
 
 
 def queries(texts: Texts) -> list[str]:
-    """Beginnings of texts."""
+    """Return queries that are the first words of texts."""
     return [" ".join(each.split()[:5]) for each in texts.made(ROUNDS + 1, 12)]
 
 
 def of_the_past(client: httpx.Client, pid: int, past: datetime) -> None:
-    """Print a line for each kind of search of the past."""
+    """Measure each kind of `as_of` search, and print a line for each."""
     words = queries(Texts(2))
     asked = {
         "as of": [{"q": each, "as_of": past.isoformat()} for each in words],
@@ -150,7 +151,7 @@ def of_the_past(client: httpx.Client, pid: int, past: datetime) -> None:
 
 
 def line(name: str, pid: int, client: httpx.Client, asked: list[tuple[str, Any]]) -> None:
-    """Time some requests."""
+    """Measure requests, and print a line."""
     first, _ = timed(client, pid, *asked[0])
     times, cpu = zip(*(timed(client, pid, *each) for each in asked[1:]), strict=True)
     print(
@@ -164,20 +165,20 @@ FILTER = '{"kind": "fact"}'
 
 
 def timed(client: httpx.Client, pid: int, path: str, params: dict[str, Any]) -> tuple[float, float]:
-    """Milliseconds of a request, and of the server's CPU."""
+    """Return the milliseconds of a request, and the CPU milliseconds of the server."""
     begun, worked = time.perf_counter(), cpu_ms(pid)
     client.get(path, params=params).raise_for_status()
     return (time.perf_counter() - begun) * 1e3, cpu_ms(pid) - worked
 
 
 def cpu_ms(pid: int) -> float:
-    """Milliseconds that the threads of a process have worked."""
+    """Return the CPU milliseconds used by the OS threads of a process."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(each.read_text().split()[0]) for each in tasks) / 1e6
 
 
 def resident(pid: int) -> int:
-    """Megabytes of a process in memory."""
+    """Return the resident memory of a process in megabytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) // 1024
 

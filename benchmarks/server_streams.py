@@ -8,15 +8,16 @@
     python -m benchmarks.server_streams --resumable       # their events are stored
 
 The server is `perdure serve` on the first core, in a process of its own, or with `--workers` in
-several on all cores; its clients are on the second core. Each client streams turns on a thread of
-its own, one after the other; the first ones begin spread over the time of a turn. The model takes a
-fixed time, in parts. What a turn takes beyond that is the server's own time: its checkpoints, its
-events, and the time that it waits for the CPU. `cpu_ms` is the server's CPU for a turn, without
-that of Postgres.
+several on all cores; its clients are on the second core. Each client streams turns one after the
+other on its own thread. The clients' first turns start at different times, spread over the duration
+of a turn. The model takes a fixed time, in parts. The rest of a turn's duration is the server's own
+time: its checkpoints, its events, and the time that it waits for the CPU. `cpu_ms` is the server's
+CPU time per turn, excluding Postgres.
 
 With `--slots`, the servers of both builds run at the same time, and short slots of turns alternate
-between them. The speed of a shared machine changes from minute to minute. The two halves of a pair
-of slots are only about a second apart, so the ratio within a pair hardly depends on that.
+between them. The speed of a shared machine changes from minute to minute. The two slots of a pair
+are only about a second apart, so changes in the machine's speed hardly affect the ratio within a
+pair.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 
 class Paced(BaseChatModel):
-    """Says 20 words, and takes a fixed time for it."""
+    """Returns 20 words, and takes a fixed time to do so."""
 
     seconds: float
     words: int = 20
@@ -65,7 +66,7 @@ class Paced(BaseChatModel):
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    """Answer with such a model."""
+    """Answer with a `Paced` model."""
     model = Paced(seconds=float(os.environ["MODEL_S"]))
     return {"messages": [await model.ainvoke(state["messages"])]}
 
@@ -81,7 +82,7 @@ async def talk(
     own: list[float],
     resumable: bool,
 ) -> None:
-    """Turns on a thread, one after the other."""
+    """Run turns on a thread, one after the other."""
     body = {
         "assistant_id": "chat",
         "input": {"messages": [{"role": "user", "content": "What did I say about figs?"}]},
@@ -103,11 +104,12 @@ async def talk(
 async def measure(
     url: str, streams: int, seconds: float, model_s: float, *, resumable: bool = False
 ) -> list[float]:
-    """The server's own times of turns."""
+    """Return the server's own time for each turn."""
     own: list[float] = []
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        # the first imports modules: who waits for that would begin together in each turn after it
+        # The first turn imports modules. Clients that waited for it would start all later turns at
+        # the same time.
         await talk(client, "first", time.monotonic() + 1, model_s, [], resumable)
         until = time.monotonic() + seconds + model_s
 
@@ -121,7 +123,7 @@ async def measure(
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """A database of a server of Postgres that is there for it."""
+    """Start a Postgres server with an empty database, and yield the DSN."""
     from benchmarks.postgres_faults import cluster
     from benchmarks.server_faults import database
 
@@ -133,7 +135,10 @@ def postgres() -> Iterator[str]:
 def served(
     model_s: float, view: str | None = None, *, on: str = "file", workers: int = 1, port: int = 8765
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """A server with a database of its own; its URL and process. `view`: of another build."""
+    """Start a server with its own database, and yield its URL and process.
+
+    The server runs the build in the folder `view`, or the current build if it is None.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         named = {"graphs": {"chat": f"{__file__}:graph"}, "env": {"MODEL_S": str(model_s)}}
         graphs = Path(folder) / "langgraph.json"
@@ -164,7 +169,7 @@ def served(
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """The CPU that a server has had, with its workers."""
+    """Return the CPU seconds used by a server and its workers."""
     every = [process, *process.children(recursive=True)]
     return sum(sum(each.cpu_times()[:2]) for each in every)
 
@@ -178,7 +183,7 @@ def run(
     resumable: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Measure one number of streams at one build."""
+    """Measure one build with one number of streams."""
     with served(model_s, view, **options) as (url, process):
         every = os.sched_getaffinity(0)
         os.sched_setaffinity(0, sorted(every)[1:] or every)
@@ -250,7 +255,8 @@ async def _alternate_slots(
         httpx.AsyncClient(base_url=servers[1][0], timeout=600) as new,
     ):
         pairs = [(old, servers[0][1]), (new, servers[1][1])]
-        for number in range(-3, slots):  # The first three pairs import modules and fill caches.
+        # The first three pairs are not counted, because they import modules and fill caches.
+        for number in range(-3, slots):
             order = [0, 1] if number % 2 == 0 else [1, 0]
             measured = {n: await _run_slot(*pairs[n], streams, model_s) for n in order}
             for name, old_figure, new_figure in zip(names, measured[0], measured[1], strict=True):

@@ -20,16 +20,18 @@ from langgraph.types import Interrupt
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.run_tables.component import create_server_tables
+from perdure.run_tables.thread_list import ThreadQuery
 from perdure.server.threads import Threads
 
 USERS = 100  # of the threads
-UNSTARTED, WAITING = 20, 10  # one in so many threads has no turn, or waits for an answer
+# One thread in `UNSTARTED` has no turn, and one in `WAITING` waits for an answer.
+UNSTARTED, WAITING = 20, 10
 PATH = "~__pregel_pull, ask"
 
 
 async def fill(saver: Checkpointer, many: int) -> None:
-    """Make threads: half of them by the server, half by another program."""
+    """Create threads, half of them through the server and half through another program."""
     threads = Threads(saver, {})
     for number in range(many):
         thread_id = f"thread-{number}"
@@ -53,7 +55,7 @@ async def fill(saver: Checkpointer, many: int) -> None:
 
 
 async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) -> None:
-    """Print how long a search takes, also of the processor, and how many threads it finds."""
+    """Print how long a search takes, its CPU time, and how many threads it finds."""
     times = []
     for _ in range(runs):
         start, cpu = time.perf_counter(), time.process_time()
@@ -71,7 +73,7 @@ async def measure(saver: Checkpointer, many: int) -> None:
         return lambda: threads.search(ThreadQuery(**wanted), limit, offset)
 
     async def of_user(user: str) -> list[Any]:
-        return await Threads(saver, {"owner": user}).search(limit=50)
+        return await Threads(saver, {"owner": user}).search(ThreadQuery(), 50)
 
     await timed("newest 50", find(), 21)
     await timed("50 of one of 100 users", lambda: of_user("user7"), 5)
@@ -94,11 +96,12 @@ async def measure(saver: Checkpointer, many: int) -> None:
 
 
 async def main(many: int, dsn: str | None, key: str | None) -> None:
-    """Measure."""
+    """Run the benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         db = dsn or str(Path(folder) / "memory.db")
         options: dict[str, Any] = {} if dsn else {"synchronous": "normal"}
         async with open_checkpointer(db, key=key, **options) as saver:
+            create_server_tables(saver)
             await fill(saver, many)
             await measure(saver, many)
 

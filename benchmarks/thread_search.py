@@ -19,13 +19,13 @@ from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.memory import search_threads
 from perdure.stores import open_store
-from perdure.stores.text import _load_synonym_table
+from perdure.stores.search.text import _load_synonym_table
 
 TURNS, USERS, RUNS = 5, 10, 21
 
 
 def fill(saver: Checkpointer, many: int) -> None:
-    """Threads of five turns, a checkpoint for each, in English words: common ones more often."""
+    """Store threads of five turns, one checkpoint per turn, with words drawn by frequency."""
     rng = random.Random(7)
     words = _load_synonym_table().stems
     ranks = [1 / rank for rank in range(1, len(words) + 1)]

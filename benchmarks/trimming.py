@@ -2,8 +2,8 @@
 
     python benchmarks/trimming.py
 
-CPU time, interleaved; the ratio is the median of those of each round. A counter of each kind: one
-that costs nothing, each library's own estimate, and OpenAI's encoding.
+CPU times are measured in interleaved rounds; the ratio is the median of the ratios of all rounds.
+The token counters are one that costs nothing, each library's own estimate, and OpenAI's encoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS = 5
 
 
 def talk(size: int) -> list[BaseMessage]:
-    """Turns of a question, a call, its result and an answer."""
+    """Build turns that consist of a question, a tool call, its result and an answer."""
     made: list[BaseMessage] = []
     for n in range(size // 4):
         call = {"name": "look", "args": {"q": f"{n}"}, "id": f"c{n}"}
@@ -38,7 +38,7 @@ def talk(size: int) -> list[BaseMessage]:
 
 
 def encoded(messages: Sequence[BaseMessage]) -> int:
-    """OpenAI's encoding; like ours it remembers what it has counted, in favour of the peer."""
+    """Count tokens with OpenAI's encoding. Counts are cached, as in perdure."""
     counter = token_counter("gpt-4o")
     return sum(map(counter.count_message_tokens, messages))
 
@@ -78,7 +78,7 @@ def compared(size: int, share: float, kind: str) -> None:
 
     rounds = []
     for _ in range(ROUNDS):
-        # fresh copies, as a checkpointer hands them out each turn
+        # Use fresh copies, like those that a checkpointer returns in each turn.
         mine, others = talk(size), talk(size)
         rounds.append((timed(partial(node, mine)), timed(partial(peer, others))))
     ratio = statistics.median(a / b for a, b in rounds)

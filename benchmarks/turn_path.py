@@ -3,8 +3,10 @@
     python -m benchmarks.turn_path          # a turn of `create_agent` with `MemoryMiddleware`
     python -m benchmarks.turn_path --run    # a run of the server, `POST /threads/{id}/runs/wait`
 
-Listed is each of them once, in the order of the first call, and what the server's tasks begin with;
-what they call in perdure is not. `benchmarks.put_path` and `benchmarks.search_path` list that.
+Each of these functions is listed once, in the order of the first call, together with the functions
+with which the server's tasks start. Functions that these functions call in perdure are not listed;
+see `benchmarks.put_path` and `benchmarks.search_path`. Functions with which the work of perdure's
+own threads starts are not listed either.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ FRAMEWORKS = {"langchain", "langchain_core", "langgraph", "fastapi", "starlette"
 
 
 class Trace:
-    """Notes functions of perdure that frameworks call, and those that tasks of the server begin."""
+    """Records functions that frameworks call, and those with which the server's tasks start."""
 
     def __init__(self) -> None:
         self.on = False
@@ -54,20 +56,24 @@ def _is_door(frame: FrameType) -> bool:
     while back is not None:
         if back.f_globals.get("__name__", "").partition(".")[0] in FRAMEWORKS:
             return True
-        if _module(back) not in ("", "effects"):  # which runs what is written as a coroutine
+        # The module `effects` runs functions that are written as coroutines.
+        if _module(back) not in ("", "effects"):
             return False
         back = back.f_back
-    return bool(frame.f_code.co_flags & inspect.CO_COROUTINE)  # a task; a thread begins otherwise
+    # A coroutine without callers is a task of the event loop, or it runs in a thread of a pool. The
+    # pool belongs to the process, so its threads may be older than the trace and missing from it.
+    is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+    return is_coroutine and threading.current_thread() is threading.main_thread()
 
 
 def _module(frame: FrameType) -> str:
-    """The module of a frame, within perdure; empty: it is of another package."""
+    """Return a frame's module within perdure, or "" for a module of another package."""
     name = frame.f_globals.get("__name__", "")
     return name.removeprefix("perdure.") if name.startswith("perdure.") else ""
 
 
 async def traced(turn: Callable[[], Awaitable[Any]]) -> Trace:
-    """What the third of three turns enters."""
+    """Trace the third of three turns."""
     trace, before = Trace(), threading.getprofile()
     threading.setprofile(trace)
     try:
@@ -87,7 +93,7 @@ async def traced(turn: Callable[[], Awaitable[Any]]) -> Trace:
 
 
 async def of_a_turn(folder: Path) -> Trace:
-    """A turn of an agent that recalls, summarises, trims and remembers."""
+    """Trace a turn of an agent that recalls, summarises, trims and remembers."""
     path = folder / "x.db"
     model = FakeListChatModel(responses=["Noted."])
     parts = use_memories(), summarize(model), trim(max_tokens=4_000), remember_turns()
@@ -101,7 +107,7 @@ async def of_a_turn(folder: Path) -> Trace:
 
 
 async def of_a_run(folder: Path) -> Trace:
-    """A run of the server on a thread."""
+    """Trace a run of the server on a thread."""
     app = create_app(Settings(db=str(folder / "x.db")))
     transport = httpx.ASGITransport(app)
     body = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "Hi"}]}}

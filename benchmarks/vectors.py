@@ -26,7 +26,7 @@ DIMS, CLUSTERS, SMALL = 384, 2_000, 1_000
 
 
 class Made:
-    """An embedder whose vectors are made up: a text is the number of its vector."""
+    """An embedder with synthetic vectors; the last word of a text is the seed of its vector."""
 
     name, dims, in_process = "made-up", DIMS, True
 
@@ -50,7 +50,7 @@ def peak_mb() -> float:
 
 
 def resident_mb() -> float:
-    """Now, where the system tells; else the peak."""
+    """Return the current memory use where the system reports it; otherwise the peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

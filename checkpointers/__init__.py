@@ -7,6 +7,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.import_metadata import (
+    aread_import_metadata,
+    atitle,
+    read_import_metadata,
+    title,
+)
 from perdure.checkpointers.reports import (
     ChannelDifference,
     CheckpointInfo,
@@ -24,7 +30,6 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
 from perdure.checkpointers.stored_types import StoredType
-from perdure.checkpointers.titles import aread_import_metadata, atitle, read_import_metadata, title
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:

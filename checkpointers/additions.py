@@ -14,10 +14,9 @@ from perdure.checkpointers.cache import (
     Snapshot,
     Thread,
     Write,
-    add_entry_and_evict_oldest,
 )
-from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.delta import ChannelUpdate
+from perdure.checkpointers.head_merge import Merge
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -34,29 +33,24 @@ from perdure.checkpointers.manifest import (
     compute_max_log_range_count,
     count_positions,
     drop_repeated_positions,
-    flatten_ranges,
+    encode_ranges,
     group_short_log_ranges_for_merging,
     iter_positions,
     join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
 )
-from perdure.checkpointers.merge import Merge
-from perdure.checkpointers.put import SplitValue, TaskWrites, ValueToStore
-from perdure.checkpointers.records import (
-    build_item_associated_data,
-    build_row_key,
-    compute_item_hash,
-)
+from perdure.checkpointers.put import SplitValue, ValueToStore
+from perdure.checkpointers.records import build_item_row
 from perdure.checkpointers.values import pack
-from perdure.storage.database import OwnWrites
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import NamedSQL, Row, Statement
+from perdure.storage.flow import OwnWrites, Row, Statement
 
 LOG_KIND_BY_INLINE_KIND: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 """Maps the kind of an inline list or dict to the kind of the reference that replaces it.
 
-The reference replaces the inline list or dict when its elements are stored in the log.
+An inline list or dict is replaced by a reference once all of its elements are in the log; see
+`Additions.replace_write_by_reference`.
 """
 _log = logging.getLogger("perdure")
 
@@ -66,25 +60,26 @@ class Additions:
     """The items and aliases that one transaction appends to the logs of a thread.
 
     Args:
-        sql: The statements, by name.
         seal: Encrypts the items.
         thread_id: The thread.
         thread: The cached thread, with a log for each channel to which items are added.
-        stored_at: The time recorded as the first storage of the items, in seconds since 1970.
-        item_times: The storage times that differ from `stored_at`, by channel and item content.
+        stored_at: The time, in seconds since 1970, that is recorded as the time at which the items
+            were first stored.
+        item_times: The times that are recorded instead of `stored_at`, by channel and item content.
+            For example, an imported message has the time at which it was created.
 
     Attributes:
-        positions_by_item: The log positions of items, by channel and content.
-            `append_new_items_to_log` reuses the position of an item that is in this dict. The dict
-            contains the appended items. It also contains items that were already in the log when
-            tasks wrote them to a `DeltaChannel` once more. In an erasure, it contains all stored
-            items of the thread.
+        positions_by_item: The log positions of items, by channel and content. `append_value_to_log`
+            and `append_new_items_to_log` do not append an item that is in this dict, but use its
+            position. The dict contains the appended items. If a task writes an item to a
+            `DeltaChannel` and the log already contains the item, the dict contains that item too.
+            In an erasure, it contains all stored items of the thread.
         items: The appended items, each as a tuple of log, position and content.
         aliases: The appended aliases, each as a tuple of the log, the position of the alias and the
             position of the original item.
+        rows: The rows of the appended items and aliases, for the statement `add_item`.
     """
 
-    sql: NamedSQL
     seal: Seal
     thread_id: str
     thread: Thread
@@ -93,7 +88,7 @@ class Additions:
     positions_by_item: dict[tuple[str, bytes], int] = field(default_factory=dict)
     items: list[tuple[ChannelLog, int, bytes]] = field(default_factory=list)
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
-    _rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def set_channel_references(
         self,
@@ -105,7 +100,7 @@ class Additions:
         """Set the checkpoint's channel references, and append the channels' new items to the logs.
 
         Args:
-            snapshot: The checkpoint, without references.
+            snapshot: The new checkpoint, whose channel references this method sets.
             values_to_store: The values of the channels; None means the value of the parent.
             parent: The parent of the checkpoint, or None.
             merge: Describes which channels are copied from the head, or None.
@@ -123,9 +118,13 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # If the graph does not define a channel, langgraph keeps the channel's version in
-                # the checkpoint but drops its value, so take the value from the parent checkpoint.
-                if channel not in snapshot.references and parent.has_version(channel, version):
+                # If the graph does not define a channel, langgraph drops the channel's value but
+                # keeps its version. Copy the dropped value from the parent checkpoint.
+                if (
+                    channel not in snapshot.references
+                    and channel in parent.references
+                    and parent.channel_versions.get(channel) == version
+                ):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
             merge.copy_head_channels_into(snapshot)
@@ -135,8 +134,11 @@ class Additions:
     ) -> ValueReference:
         """Append the new items of a channel's value to the channel's log.
 
-        Return the reference that the checkpoint stores for the value. In `snapshot`, also update
-        the log ranges of the value and the transcript of the channel.
+        For a list or dict, set two lists of log ranges in `snapshot`. One is for the channel's
+        value, and one is for the channel's transcript, which also covers items that are no longer
+        in the value. A value that is stored as a single item has no ranges in `snapshot`.
+
+        Return the reference that the checkpoint stores for the value.
         """
         if split_value.update is not None:
             ref = self._append_delta_update_to_log(channel, split_value.update, snapshot, parent)
@@ -148,13 +150,13 @@ class Additions:
             return self.append_value_to_log(channel, split_value.undivided, snapshot, parent)
         log = self.thread.logs_by_channel[channel]
         first_new_position = log.next_position
-        kept_ranges, other_ranges = (
-            split_value.kept_ranges,
-            self._append_parts_to_log(log, split_value.parts) if split_value.parts else [],
+        kept_ranges = split_value.kept_ranges
+        other_ranges = (
+            self._append_parts_to_log(log, split_value.parts) if split_value.parts else []
         )
-        ranges = (
-            join_adjacent_ranges([*kept_ranges, *other_ranges]) if other_ranges else kept_ranges
-        )
+        ranges = kept_ranges or other_ranges
+        if kept_ranges and other_ranges:
+            ranges = join_adjacent_ranges([*kept_ranges, *other_ranges])
         if split_value.kind == ITEM:
             item = [ITEM, log.key, ranges[0][0]]
             return [SNAPSHOT, item] if split_value.is_snapshot else item
@@ -174,8 +176,9 @@ class Additions:
             transcript = _join_transcript_and_new_value_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # If the value consists of the parent's whole transcript followed by new items, the new
-        # transcript is the same as the value.
+        # A channel's value can consist of the parent checkpoint's whole transcript followed by new
+        # items. Such a value is equal to the new checkpoint's transcript, so the value and the
+        # transcript get the same log ranges.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],
@@ -193,17 +196,19 @@ class Additions:
             if transcript == ranges
             else self._merge_short_ranges_if_too_many(log, transcript),
         )
-        ref = [split_value.kind, log.key, flatten_ranges(value_ranges)]
+        ref = [split_value.kind, log.key, encode_ranges(value_ranges)]
         return [SNAPSHOT, ref] if split_value.is_snapshot else ref
 
     def _append_delta_update_to_log(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> ValueReference:
-        """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
+        """Append the items of a `DeltaChannel` update to the channel's log.
 
-        Return the reference that the checkpoint stores for the channel's value. In `snapshot`, also
-        set the channel's transcript and, if the ranges of the parent's value are known, the ranges
-        of the new value.
+        The update contains the items that tasks wrote to the channel.
+
+        Set the channel's transcript in `snapshot`. If the channel's log ranges in the parent
+        checkpoint are known, compute the new value's log ranges and set them in `snapshot`. Return
+        the reference that the checkpoint stores for the channel's value.
         """
         log, change_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
@@ -212,9 +217,7 @@ class Additions:
             if item is not None:
                 position = None if change.is_new else log.find_item_position(item)
                 if position is None:
-                    position = log.assign_next_position(item)
-                    self._add_row(log, position, compute_item_hash(self.seal, log.key, item), item)
-                    self.items.append((log, position, item))
+                    position = self._append_item(log, item)
                 self.positions_by_item[channel, item] = position
             change_positions.append(position)
         transcript_positions = [
@@ -225,9 +228,10 @@ class Additions:
         new_ranges = join_adjacent_ranges(
             (change_position, change_position + 1) for change_position in transcript_positions
         )
-        # Leave out the items of the parent's value, because the transcript already contains their
-        # messages. If the transcript contains them in an earlier encoding, they are different items
-        # there, and `_join_transcript_and_new_value_ranges` would add the messages a second time.
+        # Do not add the items of the parent's value to the transcript. The parent's transcript
+        # already contains their messages, but possibly in an earlier encoding, which is a different
+        # item. Without this step, `_join_transcript_and_new_value_ranges`, which compares items,
+        # would add such a message a second time.
         if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -250,14 +254,17 @@ class Additions:
             else self._merge_short_ranges_if_too_many(log, value_ranges)
         )
         snapshot.ranges[channel] = (log.key, stored_ranges)
-        return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
+        return [DELTA, [LIST, log.key, encode_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Replace the value of a pending write with a log reference if possible.
+        """Replace a pending write's value with a log reference, if possible.
 
-        A value is replaced if `positions_by_item` contains its position in the log. A list or dict
-        is replaced if each of its elements is a log range or has a position in `positions_by_item`.
-        Otherwise, the write is returned unchanged.
+        A value that is encoded as one item is replaced with a reference to the log item if
+        `positions_by_item` contains the item. A list or dict is replaced with a reference to log
+        ranges if the log position of every element is known. The log position of an element is
+        known if the write refers to the element by a log range, or if `positions_by_item` contains
+        the element. If the value cannot be replaced with a reference, or if `snapshot` has no log
+        ranges for the channel, the write is returned unchanged.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -287,52 +294,69 @@ class Additions:
             [
                 LOG_KIND_BY_INLINE_KIND[ref[0]],
                 log_ranges[0],
-                flatten_ranges(join_adjacent_ranges(ranges)),
+                encode_ranges(join_adjacent_ranges(ranges)),
             ],
         ]
 
     def append_new_items_to_log(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append new items to a channel's log, and return the log ranges of all items in `parts`.
+        """Append the new items in `parts` to a channel's log, and return the log ranges of `parts`.
 
-        Each element of `parts` is either the content of a new item or a range of existing log
-        positions. If the result would exceed the limit set by `compute_max_log_range_count`,
-        each sequence of short ranges is replaced with a single range of aliases. An alias is a log
-        entry that refers to an earlier item of the log.
+        Each element of `parts` is either the content of an item or a range of existing log
+        positions. An item that is in `positions_by_item` is not appended again.
+
+        If the result would have more ranges than `compute_max_log_range_count` allows, short ranges
+        are merged; see `_merge_short_ranges_if_too_many`.
         """
         log = self.thread.logs_by_channel[channel]
         return self._merge_short_ranges_if_too_many(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """Append the new items to a log, and return the log ranges of all `parts`, in order."""
+        """Append the new items in `parts` to a log.
+
+        Return the ranges of log positions at which the items in `parts` are stored. The ranges
+        cover both the newly appended items and the items that were already in the log.
+
+        Each element of `parts` is either the bytes of an item or a range of existing log positions.
+        An item that is in `positions_by_item` is not appended again.
+        """
         ranges = []
         for part in parts:
             if isinstance(part, bytes):
                 position = self.positions_by_item.get((log.name, part))
                 if position is None:
-                    position = self.positions_by_item[log.name, part] = log.assign_next_position(
-                        part
-                    )
-                    self._add_row(log, position, compute_item_hash(self.seal, log.key, part), part)
-                    self.items.append((log, position, part))
+                    position = self._append_item(log, part)
+                    self.positions_by_item[log.name, part] = position
                 part = position, position + 1
             ranges.append(part)
         return join_adjacent_ranges(ranges)
 
-    def _add_row(self, log: ChannelLog, position: int, content_hash: int, data: bytes) -> None:
-        """Encrypt an item or an alias, and add its row to the rows to insert.
-
-        The content hash of an alias is 0.
-        """
-        body = self.seal.seal(data, build_item_associated_data(self.thread_id, log.name, position))
-        stored_at = self.item_times.get((log.name, data), self.stored_at)
-        self._rows.append((build_row_key(log.key, position), content_hash, stored_at, body))
+    def _append_item(self, log: ChannelLog, item: bytes) -> int:
+        """Append a new item to a log, and return the item's log position."""
+        position = log.assign_next_position(item)
+        self.rows.append(
+            build_item_row(
+                self.seal,
+                self.thread_id,
+                log.key,
+                log.name,
+                position,
+                item,
+                self.item_times.get((log.name, item), self.stored_at),
+            )
+        )
+        self.items.append((log, position, item))
+        return position
 
     def _merge_short_ranges_if_too_many(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Reduce the number of log ranges to the allowed maximum, keeping the items they refer to.
+        """Merge short ranges if there are more log ranges than a value may have.
 
-        The maximum number of ranges is computed by `compute_max_log_range_count`. To reduce the
-        number of ranges, each sequence of short ranges is replaced with a single range of aliases.
-        An alias is a log entry that refers to an earlier item of the log.
+        An alias is a log entry that refers to an earlier item of the same log. If there are too
+        many ranges, each group of at least two consecutive short ranges is replaced by one range of
+        aliases. To do so, one alias for each item in the group is appended to the log, at
+        consecutive positions. All other ranges are kept; see `group_short_log_ranges_for_merging`.
+
+        Return the remaining ranges, which refer to the same items as `ranges`, in the same order.
+        The function `compute_max_log_range_count` returns the maximum number of ranges.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_log_range_count(
             count_positions(ranges)
@@ -343,27 +367,15 @@ class Additions:
             if len(group) == 1:
                 limited += group
                 continue
-            start = log.next_alias
+            start, log_parts = log.next_alias, (self.seal, self.thread_id, log.key, log.name)
             for origin in iter_positions(_replace_alias_positions_by_item_positions(log, group)):
-                self._add_row(log, log.next_alias, 0, pack(origin))
+                self.rows.append(
+                    build_item_row(*log_parts, log.next_alias, pack(origin), self.stored_at)
+                )
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
             limited.append((start, log.next_alias))
         return join_adjacent_ranges(limited)
-
-    def build_statements(self) -> list[Statement]:
-        """Build the statements that insert the new log items and aliases."""
-        return (
-            [Statement(self.sql["add_item"], self._rows, execute_many=True)] if self._rows else []
-        )
-
-    def cache_committed_items(self) -> None:
-        """After a commit, add the new items and aliases to the cached logs."""
-        for log, position, item in self.items:
-            self.thread.size_bytes += log.add_item_and_count_bytes(position, item)
-            log.planned_count -= 1
-        for log, position, origin in self.aliases:
-            log.origins[position] = origin
 
 
 @dataclass(slots=True)
@@ -372,12 +384,14 @@ class PlannedTransaction:
 
     Attributes:
         cache: The cache of threads.
-        own_writes: The number of transactions that the checkpointer has committed, and the counts
-            of writes by others after the last of them.
+        own_writes: Counts the checkpointer's own transactions, to detect transactions that other
+            writers have committed; see `OwnWrites`.
         thread_id: The thread.
-        thread: The cached thread, as it is after the commit.
-        statements: The statements that are still to be executed. In a plan from the cache, the
-            first one fails if the thread has changed since it was cached.
+        thread: The cached thread, or the thread that replaces it in the cache.
+            `update_cache_after_commit` adds the new items, aliases and checkpoint to it.
+        statements: The statements that are still to be executed. If the transaction was planned
+            from the cached thread, the first statement fails if the stored thread has changed since
+            it was cached.
         additions: The items that are appended to the logs.
         snapshot: The new checkpoint, or None.
         head: The head of the namespace after the checkpoint was stored. It may be a checkpoint
@@ -386,11 +400,16 @@ class PlannedTransaction:
         written_row: A tuple of the checkpoint's namespace, the checkpoint's id, the task id, and
             the row that the transaction stores for the writes of this task. None if the transaction
             stores a checkpoint.
-        is_thread_read: Whether `thread` was built from the database in this transaction. It then
-            replaces the cached thread.
-        replaces_checkpoint: Whether the content of a stored checkpoint has changed. The thread is
-            then dropped from the cache.
+        is_thread_read: Whether `thread` was built from the database in this transaction. If so,
+            `thread` replaces the cached thread after the commit.
+        replaces_checkpoint: Whether the thread must be dropped from the cache after the commit.
+            True if the transaction has rewritten a stored checkpoint or has made an earlier
+            checkpoint the head again. Also True if the head contains merged values that the run may
+            not have read yet.
         remaining_keys: The row keys that the transaction has reserved and not used.
+        first_row: The first row that the first statement returned. If the transaction adds a
+            checkpoint, the last column is true if the checkpoint already has pending writes.
+            Pending writes can be stored before the checkpoint to which they belong.
     """
 
     cache: Cache
@@ -406,36 +425,27 @@ class PlannedTransaction:
     is_thread_read: bool = False
     replaces_checkpoint: bool = False
     remaining_keys: list[int] = field(default_factory=list)
-
-    def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Record in the `Head` object whether the new head has pending writes.
-
-        If the stored checkpoint is not the new head, nothing is recorded. A new head can already
-        have pending writes, because writes can be stored before the checkpoint to which they
-        belong. If it has no pending writes, this fact is cached. If it has pending writes, they are
-        read from the database when needed.
-
-        Args:
-            rows: The rows returned by the first statement of the transaction. The last column of
-                the first row is true if the stored checkpoint has pending writes.
-        """
-        if self.head is not None and self.head.snapshot is self.snapshot:
-            self.head.write_rows = None if rows[0][-1] else {}
+    first_row: Row = ()
 
     def update_cache_after_commit(self) -> None:
         """Record in the cache what the committed transaction has stored.
 
-        Also log a warning if the transaction was the first to reveal that runs of the thread
-        overlap.
+        If this transaction was the first to reveal that runs of the thread overlap, log a warning.
         """
         cache = self.cache
-        if self.additions is not None:
-            self.additions.cache_committed_items()
-        if self.snapshot is not None:
+        if self.additions is not None and self.snapshot is not None and self.head is not None:
+            for log, position, item in self.additions.items:
+                self.thread.size_bytes += log.add_item_and_count_bytes(position, item)
+                log.planned_count -= 1
+            for log, position, origin in self.additions.aliases:
+                log.origins[position] = origin
             self.thread.record_checkpoint_if_newest(self.snapshot)
-        if self.head is not None:
-            self.head.writes_by_others, self.head.is_uncommitted = (
-                self.own_writes.writes_by_others,
+            # If the new head already has pending writes, they are read from the database when they
+            # are needed.
+            if self.head.snapshot is self.snapshot:
+                self.head.write_rows = None if self.first_row[-1] else {}
+            self.head.write_counts_except_own, self.head.is_uncommitted = (
+                self.own_writes.write_counts_except_own,
                 False,
             )
             cache.mark_thread_used(self.thread_id)
@@ -477,7 +487,7 @@ def _join_transcript_and_new_value_ranges(
     new_value_ranges: Ranges,
     first_appended_position: int,
 ) -> Ranges:
-    """Return a transcript's log ranges, extended with the new items of a channel's value.
+    """Return a transcript's log ranges, followed by the ranges of new items in a channel's value.
 
     Args:
         log: The log. `log.origins` must contain each alias that occurs in the ranges.
@@ -495,37 +505,18 @@ def _join_transcript_and_new_value_ranges(
 
 
 def _replace_alias_positions_by_item_positions(log: ChannelLog, log_ranges: Ranges) -> Ranges:
-    """Replace aliases in log ranges with the positions of their original items."""
+    """Resolve the aliases in log ranges.
+
+    An alias is a log entry that refers to an earlier item of the same log. Each alias's log
+    position is replaced with the log position of the item that the alias refers to.
+    """
     originals: Ranges = []
     for start, stop in log_ranges:
         if start < ALIASES:
             originals.append((start, stop))
         else:
-            # Use `__getitem__` rather than `get`, so that an alias that is not cached raises
-            # KeyError instead of being mistaken for an item.
+            # Use `__getitem__`, which raises KeyError if an alias is not cached. With
+            # `get(position, position)`, the alias position would be mistaken for the position of an
+            # item.
             originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return join_adjacent_ranges(originals)
-
-
-def cache_pending_writes(
-    thread: Thread, request: TaskWrites, writes: list[Write], body: bytes
-) -> None:
-    """Cache the pending writes of a task if the next checkpoint may need them.
-
-    The writes are cached if at least one of their values is a message, a list or a dict. The next
-    checkpoint may store the message, or the elements of the list or dict, in a log.
-    """
-    if any(map(_may_be_stored_in_log, writes)):
-        checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
-        tasks = thread.pending_writes.get(checkpoint, {})
-        add_entry_and_evict_oldest(
-            thread.pending_writes,
-            checkpoint,
-            {**tasks, request.task_id: (request.task_path, writes, body)},
-        )
-
-
-def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether a log may store the value of a pending write, or the elements of the value."""
-    ref = write[2]
-    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

@@ -34,14 +34,16 @@ TEAMS_KEY: Final = "__perdure_teams"
 Without this key, a run may use the teams named by `team` and `teams` in its context or its
 `configurable`.
 """
-# The types accepted as a config. `dict` comes first, because checking for it is faster.
+# The types of objects that are accepted as a LangGraph config. `dict` comes first, because
+# `isinstance` is faster for `dict` than for `Mapping`.
 _MAPPING: Final = (dict, Mapping)
 
 
 class Address(NamedTuple):
     """Identifies a checkpoint by thread id, namespace and checkpoint id.
 
-    `checkpoint_id` is None if the address refers to the head of the namespace.
+    If `checkpoint_id` is None, the address refers to the head of the namespace, which is the
+    checkpoint from which the next run starts.
     """
 
     thread_id: str
@@ -49,7 +51,7 @@ class Address(NamedTuple):
     checkpoint_id: str | None
 
     def build_config(self, checkpoint_id: str, removal_number: int = 0) -> RunnableConfig:
-        """Return a LangGraph config for one checkpoint of this thread and namespace.
+        """Return a LangGraph config for a checkpoint in the thread and namespace of this address.
 
         Args:
             checkpoint_id: The id of the checkpoint.
@@ -66,7 +68,7 @@ class Address(NamedTuple):
         return {"configurable": configurable}
 
 
-def parse_address(config: RunnableConfig) -> Address:
+def parse_checkpoint_address(config: RunnableConfig) -> Address:
     """Return the address in a config.
 
     Raises:
@@ -95,7 +97,8 @@ def parse_address(config: RunnableConfig) -> Address:
         and checkpoint_ns.isascii()
         and (checkpoint_id is None or checkpoint_id.isascii())
     )
-    # ASCII text needs no further checks, so skip them to save time.
+    # `build_address` checks that the texts contain no lone surrogates. ASCII text never contains
+    # one, so skip the checks to save time.
     return (
         Address(thread_id, checkpoint_ns, checkpoint_id or None)
         if is_ascii
@@ -119,24 +122,35 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
     )
 
 
+def find_langgraph_runtime(config: RunnableConfig) -> Any:
+    """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
+
+    The runtime in the root graph's config has no `execution_info`. langgraph passes this config to
+    the checkpointer when loading the thread. In the config of a subgraph or a node, the runtime has
+    an `execution_info`.
+    """
+    # If `langgraph.runtime` has not been imported, no graph can be running in this process.
+    module: Any = sys.modules.get("langgraph.runtime")
+    for part in config.get("configurable", {}).values() if module else ():
+        if isinstance(part, module.Runtime):
+            return part
+    return None
+
+
 def find_run_context(config: RunnableConfig) -> Any:
     """Return the LangGraph runtime `context` from a run's config, or None if the config has none.
 
     langgraph adds the context only to configs that it passes to a node, a tool or a checkpointer.
     """
-    # If the module `langgraph.runtime` is not imported, no graph is running in this process.
-    runtime: Any = sys.modules.get("langgraph.runtime")
-    for value in config.get("configurable", {}).values() if runtime else ():
-        if isinstance(value, runtime.Runtime):
-            return value.context
-    return None
+    runtime = find_langgraph_runtime(config)
+    return None if runtime is None else runtime.context
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values stored under the given names in the `context` of the config's run.
+    """Look up names in the run context that `config` contains, and return the values by name.
 
-    The context may be a mapping or an object with attributes. Names that are missing from the
-    context, or whose value is None, are omitted.
+    The run's context may be a mapping or an object with attributes. The returned dict does not
+    contain names that are missing from the context or whose value is None.
     """
     context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)
@@ -146,15 +160,15 @@ def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dic
 def check_thread_id(thread_id: object) -> str:
     """Return the thread id as text.
 
-    Integers and UUIDs are converted to text, as in langgraph's savers.
+    A thread id that is an integer or a UUID is converted to text, as in langgraph's savers.
 
     Raises:
         InvalidConfig: The thread id is missing, empty or of another type.
     """
     if isinstance(thread_id, bool) or not isinstance(thread_id, str | int | UUID):
         raise InvalidConfig(
-            f"thread_id is {thread_id!r}; expected text that identifies the conversation, such as "
-            "{'configurable': {'thread_id': 'some-id'}}"
+            f"thread_id is {thread_id!r}; expected a string that identifies the conversation, such "
+            "as {'configurable': {'thread_id': 'some-id'}}"
         )
     text = check_storable_text("thread_id", str(thread_id))
     if not text:
@@ -179,7 +193,7 @@ def check_storable_texts(argument_name: str, values: object) -> list[str]:
 
 
 def _check_list_items(argument_name: str, values: object, item_type: type = object) -> list[Any]:
-    """Check that a value is an iterable of items of type `item_type`, and return a list.
+    """Check that a value is an iterable of items of type `item_type`; return the items as a list.
 
     Raises:
         InvalidConfig: The value is not such an iterable, or is a single str or bytes object.
@@ -188,9 +202,9 @@ def _check_list_items(argument_name: str, values: object, item_type: type = obje
         items = list(values)
         if all(isinstance(item, item_type) for item in items):
             return items
-    ids = argument_name.replace("_", " ")
     raise InvalidConfig(
-        f"{argument_name} is {values!r:.80}; expected a list of {ids}, like ['id-1']"
+        f"{argument_name} is {values!r:.80}; expected a list of "
+        f"{argument_name.replace('_', ' ')}, like ['id-1']"
     )
 
 
@@ -221,7 +235,7 @@ def check_storable_text(argument_name: str, value: object) -> str:
     if type(value) is str and value.isascii():
         return value
     if not isinstance(value, str):
-        raise InvalidConfig(f"{argument_name} is {value!r:.80}; expected text")
+        raise InvalidConfig(f"{argument_name} is {value!r:.80}; expected a string")
     try:
         value.encode()
     except UnicodeEncodeError as exc:

@@ -6,8 +6,10 @@ are deleted from its thread. Every time data is deleted from a thread, the threa
 incremented. Cached items are used only if the cached `generation` equals the one in the database,
 or if nobody else has written to the database since this process stored the head.
 
-The write plan for a new checkpoint is built from a cached head. The plan is committed only if the
-thread's version token in the database still equals the one that was cached with the head. Every
+Before perdure stores a new checkpoint, perdure makes a plan of the rows to write. The plan is based
+on the cached head, so that the head need not be read from the database. The head is the checkpoint
+from which the thread's next run continues. The planned rows are committed only if the thread's
+version token in the database still equals the version token that was cached with the head. Every
 transaction that changes the checkpoints of a thread also changes its version token.
 """
 
@@ -16,14 +18,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
-from perdure.storage.database import WriteCounts
-from perdure.storage.flow import Row
+from perdure.storage.flow import Row, WriteCounts
 
 # Number of requests after which the cache recomputes its total size, and evicts threads if it is
 # too large.
@@ -33,12 +35,12 @@ _THREAD_OVERHEAD: Final = 10_000
 # Maximum number of heads cached per thread. It is also the maximum number of checkpoints per thread
 # whose pending writes are cached.
 _MAX_RECENT_ENTRIES: Final = 16
-# Maximum number of conversation threads that the cache remembers as having overlapping runs. For a
+# Maximum number of conversation threads with overlapping runs that the cache remembers. For a
 # remembered thread, an overlap is not logged again.
 _MAX_OVERLAPPED: Final = 1024
 # Bit mask that extracts a checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
-# Estimated memory overhead of a cached item, in bytes, in addition to its content.
+# Estimated memory overhead of a cached item, in bytes, not counting its content.
 _ITEM_OVERHEAD: Final = 300
 
 UNREAD_STEP: Final = -1 << 31
@@ -70,7 +72,7 @@ NO_TITLE: Final = Title("", None)
 class ChannelLog:
     """The cached part of a channel's log.
 
-    An alias is a log entry that refers to an earlier item.
+    An alias is a log entry that refers to an earlier item of the same log.
 
     Attributes:
         items: The cached items by position, without aliases.
@@ -91,17 +93,18 @@ class ChannelLog:
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
         """Create the cached part of a log.
 
-        `cached` is an older cached copy of the same log. If `cached` is given, its items are copied
-        to the new object.
+        If `cached` is not None, it is an older copy of the same log, whose items are copied into
+        the new `ChannelLog`.
         """
         self.key = key
         self.name = name
         self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        # Copy the index before the items, so that the copied index never refers to an item that
-        # another OS thread adds between the two copies. Do not copy an index that contains planned
-        # items, because their positions are not stored yet.
+        # `_index` maps the content of items to log positions. Copy `_index` before `items`, so that
+        # the copied index never refers to an item that another OS thread adds after `items` has
+        # been copied. Do not copy an index that contains planned items, because their positions are
+        # not stored yet.
         if cached is not None and not cached.planned_count:
             self._indexed, self._index = cached._indexed, cached._index.copy()
         self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
@@ -114,11 +117,6 @@ class ChannelLog:
         )
         self.next_position, self.next_alias = 0, ALIASES
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all committed items are cached; planned items are not considered."""
-        return len(self.items) + self.planned_count == self.next_position
-
     def has_cached_range(self, start: int, stop: int) -> bool:
         """Return whether every item of a range is cached."""
         if start >= ALIASES:
@@ -126,15 +124,11 @@ class ChannelLog:
             return all(map(self.items.__contains__, origins))
         return all(map(self.items.__contains__, range(start, stop)))
 
-    def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
-        """Return whether the cached items in the position range `[start, stop)` equal `items`."""
-        get_item = self.items.get if start < ALIASES else self.get
-        return list(map(get_item, range(start, stop))) == items
-
     def get(self, position: int) -> bytes | None:
         """Return the item at a log position, or None if the item is not cached.
 
-        For the position of an alias, the original item is returned.
+        If the log entry at this position is an alias, the item to which the alias refers is
+        returned.
         """
         return self.items.get(self.resolve_alias_to_item_position(position))
 
@@ -163,7 +157,7 @@ class ChannelLog:
     def find_item_position(self, item: bytes) -> int | None:
         """Return the log position of an item that equals `item`, or None.
 
-        The search covers cached items as well as new items that are planned but not yet committed.
+        Both cached items and new items that are planned but not yet committed are searched.
         """
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
@@ -175,7 +169,8 @@ class ChannelLog:
         """Cache an item, and return the number of bytes added to the cache."""
         if position in self.items:
             return 0
-        # If the index is out of date, the next call to `find_item_position` adds the missing items.
+        # If the index from item contents to log positions is out of date, the next call to
+        # `find_item_position` adds the missing items to the index.
         if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1
@@ -185,7 +180,7 @@ class ChannelLog:
     def find_committed_item_position(self, item: bytes) -> int | None:
         """Return the log position of a cached item that equals `item`, or None.
 
-        The search ignores items that are planned but not yet committed.
+        An item that is planned but not yet committed is never returned.
         """
         position = self.find_item_position(item)
         if position is None or self.items.get(position) != item:
@@ -203,8 +198,7 @@ class ChannelLog:
     def resolve_alias_to_item_position(self, item_or_alias_position: int) -> int:
         """Return the position of the item to which an alias refers.
 
-        If the given position is that of an item, or of an alias that is not cached, it is returned
-        unchanged.
+        Positions of items and of uncached aliases are returned unchanged.
         """
         return (
             self.origins.get(item_or_alias_position, item_or_alias_position)
@@ -215,7 +209,7 @@ class ChannelLog:
 
 @dataclass(slots=True)
 class Snapshot:
-    """A decrypted checkpoint, with the log ranges of the values that are lists or dicts.
+    """A decrypted checkpoint, including the log ranges of its list and dict values.
 
     Attributes:
         checkpoint_id: The id of the checkpoint.
@@ -232,6 +226,8 @@ class Snapshot:
         transcript: The log key and the ranges of everything that was stored on the way to this
             checkpoint, each item once, by channel.
         step: The superstep from the metadata, once it was read; see `UNREAD_STEP`.
+        is_update: Whether a state update stored the checkpoint, or None if that was not read from
+            the metadata yet.
         labels: The labels from the metadata (see `labels.select_labels_for_child_checkpoint`), or
             None if they were not read yet.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
@@ -251,23 +247,20 @@ class Snapshot:
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     transcript: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     step: int | None = UNREAD_STEP
+    is_update: bool | None = None
     labels: dict[str, Any] | None = None
     has_stopped_task: bool = False
     run_started_at: float | None = None
 
-    def has_version(self, channel: str, version: Any) -> bool:
-        """Return whether the checkpoint contains the given version of a channel's value."""
-        return channel in self.references and self.channel_versions.get(channel) == version
-
     def stored_channels(self) -> frozenset[str]:
         """Return the channels whose values are stored with the checkpoint.
 
-        Channels whose values must be computed by replaying task writes are omitted.
+        The result does not contain channels whose values must be computed by replaying task writes.
         """
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
     def inherit_channel(self, channel: str, parent: Snapshot) -> None:
-        """Copy a channel's value reference and log ranges from the parent checkpoint."""
+        """Copy the reference and the log ranges of a channel's value from the parent checkpoint."""
         self.references[channel] = parent.references[channel]
         if channel in parent.ranges:
             self.ranges[channel] = parent.ranges[channel]
@@ -283,9 +276,9 @@ class Head:
         snapshot: The checkpoint, or None if the namespace has no checkpoint.
         write_rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes, by
             task id. None if they are not cached.
-        writes_by_others: The counts of writes by others, read when this process stored the head.
-            While the counts remain the same, nobody else has changed the head. None if the head
-            was not stored by this process.
+        write_counts_except_own: The counts of writes by others, read when this process stored the
+            head. While the counts remain the same, nobody else has changed the head. None if the
+            head was not stored by this process.
         is_uncommitted: Whether the head is planned and not committed yet.
     """
 
@@ -293,7 +286,7 @@ class Head:
     explicit_head: int
     snapshot: Snapshot | None
     write_rows: dict[str, Row] | None = None
-    writes_by_others: WriteCounts | None = None
+    write_counts_except_own: WriteCounts | None = None
     is_uncommitted: bool = False
 
 
@@ -353,7 +346,7 @@ class Thread:
         self.lock = threading.Lock()
 
     def record_checkpoint_if_newest(self, snapshot: Snapshot) -> None:
-        """Record a checkpoint as the newest one, unless a newer one is already recorded."""
+        """Set `newest_checkpoint` to `snapshot` if `snapshot` is the newest known checkpoint."""
         if (
             self.newest_checkpoint is None
             or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
@@ -363,10 +356,13 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the thread's log with the key `log_key`, and add the log if it is not cached yet.
+        """Return the thread's log with the key `log_key`.
 
-        `cached_thread` is an older cached copy of this thread. If the older copy contains the log,
-        its cached items are copied to the newly added log.
+        If the log is not cached yet, the method first adds the log to this cached copy of the
+        thread.
+
+        If the method adds a log, the log's cached items are taken over from `cached_thread`, an
+        older cached copy of the same thread.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -384,11 +380,11 @@ class Thread:
     def get_committed_heads_by_namespace_unless_stale(
         self, expected_version_token: int
     ) -> dict[str, Head]:
-        """Return the cached, committed heads by namespace, or an empty dict if they may be stale.
+        """Return cached, committed heads keyed by namespace, or an empty dict if they may be stale.
 
         The cached heads may be stale if the conversation thread's cached version token differs from
-        `expected_version_token`. An empty dict is also returned while another OS thread holds this
-        conversation thread's lock to plan a put. The returned heads have no pending writes, because
+        `expected_version_token`. While another OS thread holds this conversation thread's lock to
+        plan a put, an empty dict is returned. The returned heads have no pending writes, because
         callers use the heads only as parents of new checkpoints.
         """
         if not self.lock.acquire(blocking=False):
@@ -408,7 +404,7 @@ class Thread:
     def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
         """Return the cached head of a namespace if its id is `checkpoint_id`, otherwise None.
 
-        A head that is not committed yet is ignored.
+        If the transaction that stores the head is not committed yet, the result is None.
         """
         head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
@@ -418,25 +414,35 @@ class Thread:
 
 
 def add_entry_and_evict_oldest(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an entry to a dict as its newest, and evict the oldest ones beyond the limit.
+    """Add a dict entry as the newest one, and evict the oldest entries if the limit is exceeded.
 
     The limit is `_MAX_RECENT_ENTRIES`.
     """
     recent_entries.pop(key, None)
+    if len(recent_entries) >= _MAX_RECENT_ENTRIES:
+        drop_oldest_entries(recent_entries, _MAX_RECENT_ENTRIES)
     recent_entries[key] = value
-    if len(recent_entries) > _MAX_RECENT_ENTRIES:
-        # Iterate over a copy of the keys, because another OS thread may change the dict.
-        for oldest in [*recent_entries][:-_MAX_RECENT_ENTRIES]:
-            recent_entries.pop(oldest, None)
+
+
+def drop_oldest_entries(entries: dict[Any, Any], limit: int) -> None:
+    """Evict the oldest entries of a dict until fewer than `limit` entries remain.
+
+    Another OS thread may add entries to `entries` while this function runs.
+    """
+    while len(entries) >= limit:
+        # `next` raises RuntimeError or StopIteration if another OS thread modifies `entries`
+        # concurrently.
+        with suppress(RuntimeError, StopIteration):
+            entries.pop(next(iter(entries)), None)
 
 
 class KeyBlock:
     """A block of row keys that the database has reserved for new threads, namespaces and logs.
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
-    before any row is stored. No key is used twice. Each reservation returns higher keys than all
-    earlier reservations. Reserved keys that are still unused when the process exits are never
-    assigned.
+    before any row is stored. No key is used twice. Each reservation of row keys returns higher keys
+    than all earlier reservations. Reserved row keys that are still unused when the process exits
+    are never assigned to a row.
     """
 
     def __init__(self) -> None:
@@ -444,7 +450,7 @@ class KeyBlock:
         self._lock = threading.Lock()
 
     def take_reserved_row_keys(self, count: int) -> list[int] | None:
-        """Take `count` reserved keys, in descending order, or return None if too few are left."""
+        """Take `count` reserved row keys, highest first, or return None if too few are left."""
         with self._lock:
             start = len(self._left) - count
             if start < 0:
@@ -454,14 +460,15 @@ class KeyBlock:
             return keys
 
     def discard_keys(self) -> None:
-        """Discard all reserved keys, because other rows in the database may already use them."""
+        """Discard all reserved row keys, because rows in the database may already use them."""
         with self._lock:
             self._left = []
 
     def replace_reserved_row_keys(self, new_row_keys: list[int]) -> None:
-        """Store newly reserved keys, unless keys from a later reservation are already stored."""
-        # Both lists are in descending order, and a later reservation returns higher keys. The list
-        # that compares as greater is therefore from the later reservation.
+        """Store newly reserved row keys, unless a later reservation has already been stored."""
+        # Each list of row keys is in descending order, so Python's list comparison first compares
+        # the highest keys. A later reservation has higher keys, so its list of keys is greater than
+        # the list of keys from an earlier reservation.
         with self._lock:
             if new_row_keys > self._left:
                 self._left = new_row_keys
@@ -493,7 +500,8 @@ class Cache:
     ) -> Thread:
         """Return the cached thread if it is up to date, or a new, empty `Thread` otherwise.
 
-        A cached thread is up to date if its key and generation match the arguments.
+        A cached thread is up to date if its key and generation equal the arguments `key` and
+        `generation`.
         """
         with self._lock:
             thread = self._threads.get(thread_id)
@@ -503,17 +511,17 @@ class Cache:
                 # The caller's database snapshot is older than the cached data, so return a new,
                 # empty `Thread` and keep the cached one.
                 return Thread(key, generation, newest_removal)
-            self._mark_used_while_locked(thread_id)
-            return thread
+        self.mark_thread_used(thread_id)
+        return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
         """Replace the cached copy of a thread with the thread's state after a transaction."""
         with self._lock:
             self._threads[thread_id] = thread
-            self._mark_used_while_locked(thread_id)
+        self.mark_thread_used(thread_id)
 
     def record_run_overlap_and_check_if_first_of_thread(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether this was not recorded before."""
+        """Record in the cache that runs of a thread overlap; return False if already recorded."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None
@@ -522,21 +530,21 @@ class Cache:
         return is_first
 
     def mark_thread_used(self, thread_id: str) -> None:
-        """Mark a thread as the most recently used one, if it is cached."""
+        """Mark a thread as the most recently used one, if it is cached.
+
+        After `_REQUESTS_BETWEEN_EVICTIONS` calls, evict threads if the memory limit is exceeded.
+        """
         with self._lock:
             if thread_id in self._threads:
-                self._mark_used_while_locked(thread_id)
+                self._threads.move_to_end(thread_id)
+                self._request_count += 1
+                if self._request_count % _REQUESTS_BETWEEN_EVICTIONS == 0:
+                    self._evict_threads_while_locked()
 
-    def _mark_used_while_locked(self, thread_id: str) -> None:
-        self._threads.move_to_end(thread_id)
-        self._request_count += 1
-        if self._request_count % _REQUESTS_BETWEEN_EVICTIONS == 0:
-            self._evict_threads()
-
-    def _evict_threads(self) -> None:
+    def _evict_threads_while_locked(self) -> None:
         """Evict the least recently used threads until the memory limit is met.
 
-        The most recently used thread is kept in any case.
+        The most recently used thread stays in the cache, even if it exceeds the memory limit alone.
         """
         total = sum(thread.size_bytes for thread in self._threads.values())
         while total > self._limit and len(self._threads) > 1:
@@ -545,8 +553,8 @@ class Cache:
     def invalidate_heads(self, thread_id: str) -> None:
         """Drop the cached heads of a thread.
 
-        Until the heads have been reloaded, the cache is not used to plan new checkpoints of the
-        thread.
+        Without cached heads, the next request to store a checkpoint of the thread reads the heads
+        from the database.
         """
         thread = self._threads.get(thread_id)
         if thread is not None:

@@ -1,8 +1,8 @@
 """Extend langgraph's saver with methods that inspect, lock, change and delete threads.
 
-Most read operations are implemented in the modules `threads` and `differences`, deletions in
-`maintenance` and `erasure`, and copies and imports in `thread_copy` and `import_langgraph`. These
-modules are shared by all database drivers.
+The methods are implemented in modules that all database drivers share. The modules `threads` and
+`differences` implement most read operations, `maintenance` and `erasure` implement deletions, and
+`thread_copy` and `import_langgraph` implement copies and imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -28,8 +28,11 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
+from perdure.checkpointers.heads import make_checkpoint_head_if_exists
 from perdure.checkpointers.import_langgraph import Importer, open_import_source
+from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -46,11 +49,12 @@ from perdure.checkpointers.reports import (
 from perdure.checkpointers.run_starts import find_which_messages_were_added_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import DatabaseImport, copy_thread
-from perdure.checkpointers.threads import ThreadReader, build_not_found_error
+from perdure.checkpointers.thread_reader import ThreadReader, build_not_found_error
 from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
 from perdure.storage.database import Lock, make_async_twin
-from perdure.storage.flow import fetch_rows, sum_by_month
+from perdure.storage.encryption import Seal
+from perdure.storage.flow import NamedSQL, OwnWrites, fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 # Annotations in the class `Checkpointer` use the alias `_List`, because the class has a method
@@ -58,6 +62,26 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 _List = list
 # Sequence number of the latest erasure or deletion that is recorded for a thread id.
 RemovalNumber = int
+
+
+class CheckpointerParts(NamedTuple):
+    """The internal objects that make up a checkpointer.
+
+    Attributes:
+        sql: The SQL statements of the checkpointer, by name.
+        seal: Encrypts the rows.
+        reader: Reads checkpoints, and caches them.
+        maintenance: Deletes and prunes threads.
+        listing: Finds checkpoints by their metadata.
+        own_writes: Counts the writes of this checkpointer, which its cache already contains.
+    """
+
+    sql: NamedSQL
+    seal: Seal
+    reader: CheckpointReader
+    maintenance: Maintenance
+    listing: Listing
+    own_writes: OwnWrites
 
 
 class Checkpointer(CheckpointSaver):
@@ -73,14 +97,21 @@ class Checkpointer(CheckpointSaver):
         self._differences = Differences(self._reader)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
+    @property
+    def parts(self) -> CheckpointerParts:
+        """The checkpointer's internal objects, for use by other packages of perdure."""
+        return CheckpointerParts(
+            self._sql, self._seal, self._reader, self._maintenance, self._listing, self._own_writes
+        )
+
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock that lets only one turn of a thread run at a time.
 
         Use the lock in a `with` or `async with` statement. A thread's lock works across OS threads,
-        event loops and processes. With SQLite, the processes must run on the same machine. When a
-        process ends, its locks are released.
-        The lock is advisory, which means that a run can use the thread without acquiring the lock.
-        See `put` for what happens when runs of the same thread overlap. For example:
+        event loops and processes. With SQLite, all processes that use the lock must run on the same
+        machine. When a process ends, its locks are released. The lock is advisory, which means that
+        a run can use the thread without acquiring the lock. See `put` for what happens when runs of
+        the same thread overlap. For example:
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
@@ -230,7 +261,8 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadHead]:
         """Return the heads of one page of threads, most recently active first.
 
-        `heads` is cheaper than `threads`, which also returns sizes and counts.
+        `heads` is cheaper than `threads`, which also computes the size in bytes of each thread and
+        counts its checkpoints, items and messages.
 
         Args:
             limit: The maximum number of threads.
@@ -240,16 +272,19 @@ class Checkpointer(CheckpointSaver):
             filter: Only heads whose metadata has these values, as in `list`.
             waiting: Only threads that wait for the answer to an interrupt.
         """
-        query = limit, after, prefix, active_since, filter or {}, waiting
-        return self.database.read(lambda: self._threads.list_heads(*query))
+        return self.database.read(
+            lambda: self._threads.list_heads(
+                limit, after, prefix, active_since, filter or {}, waiting
+            )
+        )
 
     aheads = make_async_twin(heads)
 
     def head(self, thread_id: str) -> ThreadHead | None:
         """Return the head of a thread, or None if there is no such thread.
 
-        Calling `head` is cheaper than calling `thread`, which also computes the sizes and counts of
-        the thread.
+        Calling `head` is cheaper than calling `thread`, which also computes the thread's size in
+        bytes and counts its checkpoints, items and messages.
         """
         return self.database.read(lambda: self._threads.read_head(thread_id))
 
@@ -260,9 +295,10 @@ class Checkpointer(CheckpointSaver):
     ) -> ThreadStatus:
         """Return a thread's status: waiting for an answer to an interrupt, unfinished, or idle.
 
-        The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
-        passed, the thread's head is used. The status can be computed without the graph, even for a
-        checkpoint written by another library's checkpointer.
+        The status of a thread is computed from one of its checkpoints and the pending writes of
+        that checkpoint. If no `checkpoint_id` is passed, the thread's head is used. The graph is
+        not needed to compute the status, even if another library's checkpointer wrote the
+        checkpoint.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -274,7 +310,7 @@ class Checkpointer(CheckpointSaver):
     astatus = make_async_twin(status)
 
     def thread(self, thread_id: str) -> ThreadInfo:
-        """Return one thread, with its sizes and counts.
+        """Return the size, the timestamps and the item and message counts of a thread.
 
         Raises:
             UnknownThread: There is no such thread.
@@ -286,8 +322,8 @@ class Checkpointer(CheckpointSaver):
     def unique_prefix(self, thread_id: str, min_length: int = 8) -> str:
         """Return the shortest prefix that uniquely identifies a thread id.
 
-        Users can type the prefix instead of the full id. To find the thread, pass the prefix to
-        `threads(prefix=…)`.
+        Users can type the prefix instead of the full thread id. To find the thread whose id starts
+        with a prefix, call `threads(prefix=…)`.
 
         Args:
             thread_id: The thread id.
@@ -361,16 +397,23 @@ class Checkpointer(CheckpointSaver):
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: fetch_rows(self._sql["totals"])
         )
-        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
-        return {**sizes, **counts, "thread_bytes": size}
+        return {
+            **sizes,
+            "threads": threads,
+            "checkpoints": checkpoints,
+            "items": items,
+            "thread_bytes": size,
+        }
 
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
-        """Return the `limit` largest threads and the number of threads created per month."""
+        """Return the `limit` largest threads by stored bytes, and the threads created per month."""
         largest = self.database.read(lambda: self._threads.list_largest_threads(limit))
-        days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
-        return ThreadUsage(tuple(largest), sum_by_month(days))
+        return ThreadUsage(
+            tuple(largest),
+            sum_by_month(self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))),
+        )
 
     ausage = make_async_twin(usage)
 
@@ -379,8 +422,8 @@ class Checkpointer(CheckpointSaver):
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and free its disk space. An unknown id is not an error.
 
-        A run that is still in progress on the deleted thread can no longer store anything and fails
-        with `ThreadDeleted`.
+        A run in progress on the deleted thread can no longer store anything, and fails with
+        `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
 
@@ -389,9 +432,11 @@ class Checkpointer(CheckpointSaver):
     def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
         """Delete the checkpoints whose metadata contains one of the given run ids.
 
-        The pending writes of these checkpoints are deleted as well. langgraph copies `run_id` into
-        a checkpoint's metadata from the `configurable` and `metadata` entries of the run's config.
-        A `run_id` at the top level of the config is not copied.
+        The pending writes of each deleted checkpoint are deleted with it.
+
+        langgraph copies `run_id` into a checkpoint's metadata from the `configurable` and
+        `metadata` entries of the run's config. langgraph does not copy a `run_id` at the top level
+        of the config into the checkpoint's metadata.
 
         Args:
             run_ids: The ids of the runs.
@@ -413,15 +458,16 @@ class Checkpointer(CheckpointSaver):
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
         """Erase messages from a thread permanently, including their bytes in the database file.
 
-        The erased messages are removed from all checkpoints in all namespaces, from the history,
-        from pending writes and from values of any other channel. All stored versions of an erased
-        message are removed. Tool calls in the erased messages are removed with them. Quotations of
-        the erased messages are also removed (docs/erasure.md). A stored message without an id is
-        removed if it has the same content as an erased message. A pending task that contains text
-        copied from an erased message is cancelled and listed in the report. If an erased message
-        contains a tool call, the tool message with the result is kept, unless the id of
-        the tool message is also in `message_ids`. The thread can continue. Unknown ids are not an
-        error.
+        perdure removes the erased messages from the checkpoints of all namespaces, from the
+        transcript and from pending writes. The values of all channels are searched, not only the
+        values of the channel `messages`. All stored versions of an erased message are removed. Tool
+        calls in the erased messages are removed with them. Metadata and other values in the thread
+        may quote an erased message. perdure removes the quotations that docs/erasure.md describes.
+        A stored message without an id is removed if its content equals that of an erased message. A
+        pending task that contains text copied from an erased message is cancelled and listed in the
+        returned `ErasureReport`. If an erased message contains a tool call, the tool message with
+        the result is kept, unless the id of the tool message is also in `message_ids`. The thread
+        can continue. Unknown ids are not an error.
 
         `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
         messages. A run in progress still holds the erased messages in memory, but they are removed
@@ -444,9 +490,9 @@ class Checkpointer(CheckpointSaver):
 
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_storable_texts("message_ids", message_ids)
-        arguments = self._reader, self._maintenance, thread_id, ids
         report = self._maintenance.delete_and_drop_cached_thread(
-            thread_id, lambda: erase_messages_or_thread(*arguments)
+            thread_id,
+            lambda: erase_messages_or_thread(self._reader, self._maintenance, thread_id, ids),
         )
         return replace(report, scrubbed=self.database.scrub_deleted_rows())
 
@@ -457,17 +503,21 @@ class Checkpointer(CheckpointSaver):
 
         The number is 0 if none is recorded. To detect messages that were erased while a program was
         processing them, call `removals` before reading the messages. After processing the messages,
-        pass the returned number to `removed` as `since`.
+        call the method `removed`. The `since` argument of `removed` must be the number that
+        `removals` returned earlier.
         """
         thread_id = check_thread_id(thread_id)
-        return self.database.read(lambda: self._removals.count_removals(thread_id))
+        return self.database.read(lambda: self._removals.read_newest_removal_number(thread_id))
 
     aremovals = make_async_twin(removals)
 
     def removed(
         self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
     ) -> _List[bool]:
-        """Return, for each message, whether it or its thread has been removed since it was read.
+        """Return a list with one bool for each message.
+
+        The bool is True if the message was erased, or its thread was erased or deleted, after the
+        message was read.
 
         Args:
             thread_id: The thread.
@@ -504,11 +554,11 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return, for each message, whether the run that added it started after `moment`.
 
-        Only runs that used this checkpointer's database are considered. The result is False for a
-        message that was added by a state update, an import, a merge or a copy. The result is also
-        False if it is unknown which run added the message, for example because the checkpoint
-        before the message was pruned. A run that resumes an interrupted run counts as part of the
-        interrupted run.
+        A message counts as added by a run only if the run used this checkpointer's database. The
+        result is False for a message that was added by a state update, an import, a merge or a
+        copy. If it is unknown which run added a message, for example because the checkpoint before
+        the message was pruned, the result for the message is False. A run that resumes an
+        interrupted run counts as part of the interrupted run.
 
         Args:
             thread_id: The thread.
@@ -526,9 +576,10 @@ class Checkpointer(CheckpointSaver):
             check_storable_texts("message_ids", message_ids),
         )
         after = check_has_time_zone("moment", moment).timestamp()
-        arguments = thread_id, channel, ids, after, config
         return self._read(
-            lambda: find_which_messages_were_added_after(self._reader, self._run_starts, *arguments)
+            lambda: find_which_messages_were_added_after(
+                self._reader, self._run_starts, thread_id, channel, ids, after, config
+            )
         )
 
     asaid_after = make_async_twin(said_after)
@@ -603,10 +654,11 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose last activity was before the given time.
 
-        A thread is deleted if the `ts` of its head is earlier than `before`. A thread is kept if it
-        has an unfinished server run or a cron that will run again. Imports preserve the `ts` of
-        each checkpoint, so even a thread that was imported after `before` can be deleted. Each
-        thread is checked again in the transaction that deletes it.
+        A thread is deleted if the `ts` of its head is earlier than `before`. A thread with an
+        unfinished server run, or with a cron that will run again, is never deleted. An import keeps
+        the original `ts` of each checkpoint. A thread with an old head can therefore be deleted
+        even if the thread was imported after the time `before`. Whether a thread can be deleted is
+        checked again in the transaction that deletes it.
 
         Args:
             before: A time with a time zone.
@@ -632,7 +684,7 @@ class Checkpointer(CheckpointSaver):
         """
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(
-            lambda: self._writer.make_checkpoint_head_if_exists(address),
+            lambda: make_checkpoint_head_if_exists(self._reader, address),
             exclusive_names=(thread_id,),
         ):
             raise build_not_found_error(address._replace(checkpoint_id=checkpoint_id))
@@ -647,15 +699,15 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
-        """Import a database of langgraph's own saver, or all threads of another checkpointer.
+        """Import all threads stored by another perdure checkpointer or by LangGraph's own saver.
 
         The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
         the ids that they have in the source. An interrupted import can be repeated. Each checkpoint
         imported from langgraph's own saver is read back after it is stored, and compared with the
         source. Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of
-        its threads are copied without being decoded. If a thread exists in both databases but was
-        continued in only one of them, the continued copy is kept. The largest thread of the source
-        must fit in memory.
+        its threads are copied without being decoded. If a thread exists in the source and in this
+        database, but was continued in only one of the two, this database contains the continued
+        copy after the import. The largest thread of the source must fit in memory.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.
@@ -689,8 +741,9 @@ class Checkpointer(CheckpointSaver):
         If the `aimport_from` call is cancelled, the import stops before storing another checkpoint.
         If the source is a checkpointer, a cancelled import stops before copying the next thread.
         """
-        make = partial(self._build_importer, source, serde, names, max_value_bytes)
-        importer = await asyncio.to_thread(make)
+        importer = await asyncio.to_thread(
+            partial(self._build_importer, source, serde, names, max_value_bytes)
+        )
         try:
             return await asyncio.to_thread(importer.run)
         finally:
@@ -710,10 +763,13 @@ class Checkpointer(CheckpointSaver):
             return DatabaseImport(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError(
-                f"the argument 'names' is {names!r:.80}, but threads can be renamed only if the "
-                "source is an open checkpointer; omit names=, or pass an open checkpointer as the "
-                "source"
+                f"the argument 'names' ({names!r:.80}) requires an open checkpointer as the "
+                "source; omit 'names', or pass an open checkpointer"
             )
         codec = Codec(serde or self.serde, self.types)
-        other_source = open_import_source(source, codec, max_value_bytes)
-        return Importer(other_source, self._reader, self._read, self._execute_write)
+        return Importer(
+            open_import_source(source, codec, max_value_bytes),
+            self._reader,
+            self._read,
+            self._execute_write,
+        )

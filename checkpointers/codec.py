@@ -1,15 +1,16 @@
-"""Encode values as bytes, and decode them again.
+"""Encode values to bytes, and decode them again.
 
 With langgraph's `JsonPlusSerializer`, messages have their own compact encoding (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
-`values`). Decoding returns the same values and types as langgraph's serializer, with one exception:
-tuples, bytearrays and dict keys inside pydantic models, dataclasses, enums and named tuples keep
-their types (see the module `values`). If the checkpointer uses a serializer other than
+`values`). Decoding returns the same objects as langgraph's serializer, with one exception. Inside
+sets, pydantic models, dataclasses, enums and named tuples, perdure preserves the types of tuples,
+bytearrays and dict keys (see the module `values`). If the checkpointer uses a serializer other than
 `JsonPlusSerializer`, that serializer encodes all values.
 
-`Codec.encode` encodes equal values of the same types as equal bytes, unless dicts in them differ in
-the order of their keys. It stores the fields of a message in a fixed order.
-`Codec.encode_for_comparison` keeps the order that the fields have in the object.
+`Codec.encode` encodes equal values of the same types as equal bytes, unless they contain dicts
+whose keys are in different orders. In the bytes that `Codec.encode` returns for a message, the
+fields are in a fixed order. `Codec.encode_for_comparison` keeps the field order of the message
+object, and is therefore faster than `Codec.encode`.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ from perdure.checkpointers.values import (
     Converter,
     TypeNotAllowed,
     pack,
+    unpack,
     unpack_all,
 )
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# The first byte of an encoded value identifies the encoding of the remaining bytes, except in
-# messages in compact form.
+# The first byte of an encoded value identifies the format of the remaining bytes. A message in
+# compact form has no separate format byte, because the compact form always starts with the byte
+# `MESSAGE`.
 _FORMAT_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORMAT_NAMES: Final = {code: name for name, code in _FORMAT_CODES.items()}
 # First byte of a value whose encoding has no code in `_FORMAT_CODES`. The next byte contains the
@@ -70,9 +73,9 @@ _NULL: Final = b"\x11"
 # Types that langgraph's serializer encodes in a format other than msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# Maximum number of steps in the path that an error message shows for a value that cannot be
-# encoded. The path is limited because finding each step requires encoding the parts of the value
-# again.
+# Maximum number of steps, such as `.name` or `[0]`, in the path that an error message shows. The
+# path leads to the part of a value that cannot be encoded. The number of steps is limited, because
+# each step requires encoding parts of the value again.
 _MAX_STEPS: Final = 20
 
 
@@ -118,7 +121,8 @@ class Codec:
         Raises:
             Unstorable: The value or a part of it cannot be stored, or would be read back as a
                 different value.
-            ForbiddenType: The type of the value is not on the allowlist for reading.
+            ForbiddenType: The value contains a type that could not be read back, because it is not
+                on the allowlist.
         """
         if value is None and self.packs_messages:
             return _NULL
@@ -143,7 +147,7 @@ class Codec:
             return encoded_message
         value = self.decode(encoded_message)
         packed = (
-            _encode_values_if_all_plain_data([value])
+            pack_messages_if_all_plain([value])
             if isinstance(value, BaseMessage) and is_message_unchanged_by_validation(value)
             else None
         )
@@ -165,9 +169,9 @@ class Codec:
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
                         return _prepend_format_code(name, data)
-            # If encoding failed because of a lone surrogate, also reject lone surrogates when
-            # encoding each part of the value separately. Otherwise, the part with the surrogate
-            # could be encoded without an error, and would not be found.
+            # The error names the part of the value that cannot be encoded. To find this part,
+            # `_build_storage_error` encodes each part by itself. If a lone surrogate caused the
+            # error, `exact=True` is needed, so that the surrogate is refused and not replaced.
             encode = partial(
                 self._encode_value_without_wrapping_errors, exact=exact or str(exc) == SURROGATES
             )
@@ -197,6 +201,12 @@ class Codec:
             CorruptRecord: The bytes are not in a format that `encode` writes, or the serializer
                 cannot read them.
         """
+        if stored[:1] == _PLAIN and self.packs_messages:
+            # If `unpack` raises an exception, the value contains a msgpack extension type or is
+            # damaged. Ignore the exception, because the code after the `with` block decodes the
+            # value with the serializer, or raises `ForbiddenType` or `CorruptRecord`.
+            with suppress(Exception):
+                return unpack(stored[1:])
         try:
             if stored[:1] == MESSAGE:
                 return unpack_messages([stored])[0]
@@ -252,44 +262,45 @@ class Codec:
     ) -> list[bytes]:
         """Encode values for comparison with log items and with each other.
 
-        The fields of a message keep the order that they have in the object.
+        Message fields are encoded in the order in which the message's `__dict__` contains them.
 
         Args:
             values: The values.
             get_path: A function that returns the path of a value, given its index in `values`.
                 Error messages contain the path.
         """
-        if self.packs_messages and (packed := _encode_values_if_all_plain_data(values)) is not None:
-            return packed
-        return [
-            self._encode_value_for_comparison(value, get_path, index)
-            for index, value in enumerate(values)
-        ]
-
-    def _encode_value_for_comparison(
-        self, value: Any, get_path: Callable[[int], str], index: int
-    ) -> bytes:
-        """Encode one value for comparison; see `encode_for_comparison`."""
-        if (
-            self.packs_messages
-            and (packed := _encode_values_if_all_plain_data([value])) is not None
-        ):
-            return packed[0]
-        # Convert a bytearray to bytes, as the serializer does with a bytearray inside a list.
-        if type(value) is bytearray:
-            value = bytes(value)
-        return self._encode_or_raise_error_with_path(value, lambda: get_path(index))
+        if self.packs_messages and _MESSAGES.issuperset(map(type, values)):
+            packed = pack_messages_if_all_plain(values)
+            if packed is not None:
+                return packed
+        elif self.packs_messages:
+            # `packb` raises TypeError if a value is not plain data.
+            with suppress(TypeError):
+                return list(map(_PLAIN.__add__, map(packb, values, repeat(None), repeat(PACK))))
+        if len(values) == 1:
+            # Convert a bytearray to bytes, as the serializer does with a bytearray inside a list.
+            value = bytes(values[0]) if type(values[0]) is bytearray else values[0]
+            return [self._encode_or_raise_error_with_path(value, lambda: get_path(0))]
+        encoded = []
+        for index, value in enumerate(values):
+            get_path_of_value = partial(lambda i, _: get_path(i), index)
+            encoded += self.encode_for_comparison([value], get_path_of_value)
+        return encoded
 
     def encode_for_storage(
         self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
     ) -> bytes:
-        """Return the bytes to store for a value that is already encoded for comparison.
+        """Return the bytes that the database stores for a value.
 
-        For a value that is not a message, `encoding_for_comparison` is returned unchanged. The
-        fields of a message are put into the order in which its class declares them. Decoding can
-        change a message, because its class validates the fields. Such a message is decoded and
-        re-encoded before it is stored, so that loading the message and storing it again does not
-        change its bytes.
+        The argument `encoding_for_comparison` must be the bytes that `encode_for_comparison`
+        returned for the same value.
+
+        For a value that is not a message, `encoding_for_comparison` is returned unchanged. A
+        message's fields are reordered to match the order in which its class declares them. Decoding
+        can change a message, because the message class validates the fields and may convert their
+        values. If decoding an encoded message would change the message's fields, the method decodes
+        the message once, encodes the decoded message again, and returns the new bytes. A message
+        that is loaded and stored again therefore keeps the same bytes.
 
         Args:
             value: The value.
@@ -302,7 +313,9 @@ class Codec:
             # Equal messages must be encoded as equal bytes, regardless of the order of their
             # fields.
             if is_message_unchanged_by_validation(value):
-                return pack_message_in_declared_field_order(value) or encoding_for_comparison
+                if [*value.__dict__] == [*type(value).model_fields]:
+                    return encoding_for_comparison
+                return pack_message_in_declared_field_order(value)
             encoding_for_comparison = self._encode_or_raise_error_with_path(value, get_path)
         return self._decode_and_reencode_message(encoding_for_comparison)
 
@@ -311,15 +324,15 @@ class Codec:
     ) -> Iterator[bytes]:
         """Yield the encodings that a value would have if its classes still had their former names.
 
-        These encodings are used to find items that were stored before a class was renamed. If only
-        the current encoding were compared, renaming a class would cause all of its objects in a
-        thread to be stored a second time.
+        After a class was renamed, perdure uses the former class name to find items that were stored
+        under this name. perdure then reuses these items instead of storing equal objects again.
         """
         for names in self.former_names:
             if not any(name.encode() in current_encoding for _, name in names):
                 continue
-            # Ignore errors, because the value has already been encoded under its current class
-            # names. The thread can be stored even if an encoding under earlier class names fails.
+            # Ignore errors that occur while the value is encoded with former class names, because
+            # the resulting encoding is never stored. This encoding only serves to find items that
+            # were stored before a class was renamed.
             with suppress(Exception):
                 former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
                 if former != current_encoding:
@@ -340,22 +353,6 @@ class Codec:
             with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
-
-
-def _encode_values_if_all_plain_data(values: Sequence[Any]) -> list[bytes] | None:
-    """Encode values on a fast path if all are plain data, or return None otherwise.
-
-    Either all values must be messages whose fields are plain data, or all values must be plain data
-    without messages. Otherwise, None is returned.
-    """
-    classes = list(map(type, values))
-    distinct_classes = set(classes)
-    if distinct_classes <= _MESSAGES:
-        return pack_messages_if_all_plain(classes, values)
-    try:
-        return [_PLAIN + item for item in map(packb, values, repeat(None), repeat(PACK))]
-    except TypeError:
-        return None
 
 
 def _prepend_format_code(format_name: str, data: bytes) -> bytes:
@@ -416,8 +413,9 @@ def _build_storage_error(
 
 
 def _list_elements_or_attributes_with_paths(value: Any) -> list[tuple[str, Any]]:
-    """Return a value's elements or attributes, each with its path, such as `[0]` or `.name`."""
-    # Import `Send` here, because langgraph.types is slow to import and is needed only for errors.
+    """Return the path (such as `[0]` or `.name`) and the value of each element or attribute."""
+    # Import `Send` here and not at the top of the module, because `langgraph.types` is slow to
+    # import, and this function is called only to build an error message.
     from langgraph.types import Send
 
     if isinstance(value, dict):
@@ -470,11 +468,10 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence of values that decodes a message each time the message is accessed.
+    """A sequence of values that decodes a message anew each time the message is accessed.
 
-    Each access decodes the encoded bytes again, so later changes to the original message objects
-    are not visible in the sequence. A value that is not stored in the compact encoding for messages
-    is returned unchanged.
+    Later changes to the original message object therefore do not appear in the sequence. A value
+    that is not encoded in the compact form for messages is returned unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

@@ -14,7 +14,7 @@ class _CollectorPause:
 
     By default, Python runs the garbage collector after every few hundred new container objects. A
     garbage collection that runs while messages are being decoded frees no memory (see
-    docs/decisions/0003). The pause sets the garbage collector's threshold to 0, which stops
+    docs/decisions/0003). To pause the garbage collector, its threshold is set to 0, which stops
     automatic garbage collections. `gc.disable()` is not called, because the application decides
     whether the garbage collector is enabled.
     """
@@ -23,15 +23,15 @@ class _CollectorPause:
         self._lock = threading.Lock()
         # Number of `with` blocks that are pausing the garbage collector now.
         self._active_pauses = 0
-        # The application's thresholds, read when the pause began.
+        # The application's garbage collection thresholds, saved when the pause began.
         self._thresholds = gc.get_threshold()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Pause the garbage collector during a `with` block.
 
-        Several OS threads can pause the garbage collector at the same time. The garbage collector
-        resumes when the last of their `with` blocks ends.
+        Several OS threads can pause the garbage collector at the same time. Garbage collection
+        resumes when the last active `with` block ends.
         """
         with self._lock:
             self._active_pauses += 1
@@ -44,21 +44,22 @@ class _CollectorPause:
             with self._lock:
                 if self._active_pauses == 1:
                     self._restore_thresholds()
-                # The number of active pauses is already 0 if the process was forked during the
-                # pause.
+                # Use `max`, because `reset_after_fork` sets `_active_pauses` to 0 if the process is
+                # forked inside a `with` block.
                 self._active_pauses = max(0, self._active_pauses - 1)
 
     def _restore_thresholds(self) -> None:
-        # If the garbage collector's threshold is not 0, the application set it during the pause, so
-        # leave it unchanged.
+        # If the application has set a nonzero threshold while the garbage collector was paused,
+        # keep the application's threshold.
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 
     def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
-        Other OS threads that paused the garbage collector do not exist in a forked process, so the
-        pause would never end there.
+        A forked process contains only the OS thread that called `fork`. If another OS thread of the
+        parent process has paused the garbage collector, this other thread cannot end the pause in
+        the forked process.
         """
         if self._active_pauses:
             self._restore_thresholds()

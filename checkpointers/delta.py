@@ -1,14 +1,14 @@
 """Compute which log items make up the value of a `DeltaChannel`.
 
 langgraph stores a snapshot of a `DeltaChannel`'s value only in some checkpoints, and otherwise
-recomputes the value by replaying task writes. A checkpoint can therefore be stored without a
-snapshot of a changed `DeltaChannel`. For such a checkpoint, perdure takes the values that tasks
-have written to the channel since the parent checkpoint, and appends them to the channel's log and
-transcript. If the channel contains only messages, perdure computes which log items make up its
-value. In this computation, perdure handles message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES`
-in the same way as langgraph. If the channel contains anything other than messages, its value is
-unknown until the next snapshot, because only the graph's reducer can compute the value and a
-checkpointer cannot call it.
+recomputes the value by replaying task writes. A checkpoint can lack the snapshot of a
+`DeltaChannel` even if the channel has changed. If a checkpoint lacks a snapshot of a channel,
+perdure collects the values that tasks have written to the channel since the parent checkpoint, and
+appends them to the channel's log and transcript. If the channel contains only messages, perdure
+computes which log items make up its value. Message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES`
+are handled in the same way as in langgraph. If the channel contains anything other than messages,
+its value is unknown until the next snapshot, because only the graph's reducer can compute the value
+and a checkpointer cannot call it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ from perdure.checkpointers.manifest import (
 )
 
 COUNTERS: Final = "counters_since_delta_snapshot"
-"""langgraph's metadata key for a dict that is keyed by the names of `DeltaChannel`s.
+"""langgraph's metadata key for a dict of counters.
 
-Its keys are the `DeltaChannel`s for which the checkpoint stores no snapshot.
+The dict maps the name of each `DeltaChannel` for which the checkpoint stores no snapshot to the
+numbers of updates and supersteps since the channel's last snapshot. perdure uses only the names.
 """
 # The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
 # Key of the single-entry dict that represents langgraph's `Overwrite` in JSON.
 _OVERWRITE: Final = "__overwrite__"
-# Types of keys with which a dict is split into `[key, value]` pairs. Other dicts are one item.
+# Key types that allow a dict to be split into `[key, value]` pairs. A dict with keys of any other
+# type is stored as one item.
 _PAIR_KEYS: Final = frozenset({str, int})
-# Types of numbers. A list that contains only numbers, such as an embedding, is one item.
+# The types that count as numbers. When a list of numbers, such as an embedding vector, is written
+# to a `DeltaChannel`, the whole list becomes one log item. Other lists are split into one log item
+# per element.
 _NUMBERS: Final = frozenset({int, float, bool})
 
 
@@ -55,10 +59,10 @@ class ChannelChange(NamedTuple):
             id or the item is no message.
         message: The message that is added, or None.
         clears: Whether the change removes everything before it.
-        is_new: Whether to add the item to the log even if the log contains an equal item. True for
-            a message without an id, because a write that repeats such a message adds another one.
-            False after a change that clears the channel, because the write then restores the
-            message.
+        is_new: Whether to add the item to the log even if the log contains an equal item. True only
+            for messages without an id that are not preceded by a clearing change. A write that
+            repeats such a message adds another one. After a clearing change, an equal message in
+            the log is taken to be the same message, which the write restores.
     """
 
     item: bytes | None = None
@@ -69,13 +73,13 @@ class ChannelChange(NamedTuple):
 
 
 class _UnwrappedWrite(NamedTuple):
-    """A value that a task wrote, unwrapped if it was an `Overwrite`.
+    """A value that a task wrote to a channel, without the `Overwrite` wrapper if it had one.
 
     Attributes:
         is_overwrite: Whether the written value was an `Overwrite`.
         value: The unwrapped value.
-        elements: The elements of a list. For a list of numbers, and for any other value, the value
-            itself is the only element. Empty if the value is None.
+        elements: If the value is a list, its elements. If the value is a list of numbers or not a
+            list, a list with the value as its only element. If the value is None, an empty list.
     """
 
     is_overwrite: bool
@@ -92,8 +96,8 @@ class ChannelUpdate:
         changes: The changes, in the order in which langgraph applies them.
         is_messages: Whether all items are messages.
         parent_ranges: The ranges of the parent's value, or None if that value is unknown.
-        positions_by_id: The position in the log of each message in `parent_ranges` whose id occurs
-            in `changes`, by id.
+        positions_by_id: Maps the id of each message that is in both `parent_ranges` and `changes`
+            to its log position.
         repeated: Items that are not added to the transcript, because the transcript contains the
             same message in another encoding.
     """
@@ -107,11 +111,11 @@ class ChannelUpdate:
 
     @property
     def clears(self) -> bool:
-        """Whether the update contains a change that removes all earlier items of the channel."""
+        """True if the update removes all earlier items of the channel."""
         return any(change.clears for change in self.changes)
 
     def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return the added items in order: new items as bytes, existing items as log ranges.
+        """Return the added items in order, each as bytes or as a range of log positions.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
         Items that are not yet in the log are returned as bytes.
@@ -126,7 +130,7 @@ class ChannelUpdate:
     def compute_log_ranges_of_updated_value(
         self, added_log_positions: Sequence[int | None]
     ) -> Ranges:
-        """Return the log ranges of the channel's value after this update is applied.
+        """Return the ranges of log positions that hold the channel's value after this update.
 
         Args:
             added_log_positions: For each change, the log position of the item that the change
@@ -134,8 +138,9 @@ class ChannelUpdate:
         """
         base = self.parent_ranges or []
         ids = [change.message_id for change in self.changes if change.message_id is not None]
-        # If the changes only add messages, the new value consists of the parent's items followed by
-        # the added items.
+        # If the changes only add messages, and if the ids of these messages are distinct and do not
+        # occur in the parent's value, the new value consists of the parent's items followed by the
+        # added items.
         if not self.positions_by_id and None not in added_log_positions and len({*ids}) == len(ids):
             return join_adjacent_ranges(
                 [*base, *((p, p + 1) for p in added_log_positions if p is not None)]
@@ -171,8 +176,9 @@ class DeltaChannelWrites:
         pending_writes: The writes of each task, by task id. The transaction that stores the new
             checkpoint replaces their values with log references where it can.
         size_bytes: The number of bytes in the bodies of the rows of `pending_writes`, plus 1 for
-            each row. The statement `advance_replayed_thread` compares it with the stored rows, to
-            detect writes that were added meanwhile. None if no writes were read.
+            each row, so that a row with an empty body counts too. The statement
+            `advance_replayed_thread` compares the number with the stored rows, to detect writes
+            that were added meanwhile. None if no writes were read.
         repeated_items: For each channel with a snapshot, the items of the snapshot that repeat a
             message of the transcript in another form.
     """
@@ -226,7 +232,7 @@ def build_delta_channel_update(
 def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
     """Return a dict's `[key, value]` pairs.
 
-    If any key is neither a str nor an int, an empty list is returned.
+    If any key of the dict is neither a str nor an int, an empty list is returned.
     """
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
@@ -247,7 +253,8 @@ def _try_converting_to_messages(written_elements: list[Any]) -> list[BaseMessage
     """Convert elements to messages as langgraph's reducers do, or return None if that fails."""
     try:
         return convert_to_messages(written_elements)
-    # langchain-core raises errors of many types for values that are not messages.
+    # Catch all exceptions, because langchain-core raises many types of errors if a value cannot be
+    # converted to a message.
     except Exception:
         return None
 
@@ -255,7 +262,7 @@ def _try_converting_to_messages(written_elements: list[Any]) -> list[BaseMessage
 def _build_message_changes(
     codec: Codec, channel: str, writes: Sequence[_UnwrappedWrite], messages_by_write: Sequence[Any]
 ) -> list[ChannelChange]:
-    """Convert writes of messages to a list of changes to a channel's value."""
+    """Return the changes that writes of messages make to a channel's value."""
     changes, is_cleared = list[ChannelChange](), False
     for write, messages in zip(writes, messages_by_write, strict=True):
         if write.is_overwrite:
@@ -311,8 +318,8 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
 def build_id_independent_message_key(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
-    Messages that differ only in other fields, such as the id or metadata, have equal keys. A
-    message and a message chunk with the same content and tool calls have equal keys, too.
+    Messages that differ only in fields such as the id or metadata have equal keys. A message and a
+    message chunk have equal keys if they have the same content and tool calls.
     """
     kind = message.type.removesuffix("MessageChunk").lower()
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
@@ -321,10 +328,13 @@ def build_id_independent_message_key(message: BaseMessage) -> tuple[str, str]:
 def find_encoded_messages_that_later_got_ids(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
-    """Find items whose message had no id when first written and was assigned one later.
+    """Find messages that have an id in an update, but were added earlier without an id.
 
-    If a node removes all messages and adds some of them back, langgraph assigns an id to each
-    re-added message that has none.
+    If a node removes all messages and then re-adds some of them, langgraph assigns ids to the
+    re-added messages that have none. For each message that was removed without an id and re-added
+    with an id, the function returns the encoded message from the update. A message is returned only
+    if the transcript, or an earlier part of the update, contains a message with the same content
+    but without an id.
 
     Args:
         update: The update of a channel of messages.
@@ -353,8 +363,9 @@ class TranscriptMessageIndex:
     """An index for finding the message in a transcript that matches a given message.
 
     Two messages match if their type, content and tool calls are equal, and their ids are equal or
-    one of them has no id. A message without an id can match, because a reducer can assign an id to
-    it. A message chunk can match a message, because a reducer can convert a chunk to a message.
+    one of them has no id. A message without an id matches a message with an id, because a reducer
+    can assign an id to a message. A message chunk can match a message, because a reducer can
+    convert a chunk to a message.
     """
 
     def __init__(self, messages: Sequence[Any] = ()) -> None:
@@ -366,8 +377,8 @@ class TranscriptMessageIndex:
     def add_message(self, message: Any) -> None:
         """Add a message to the index.
 
-        Values that are not messages are counted too, so that later messages get the right index,
-        but such values never match.
+        A message's index is the number of values that were added before the message. Values that
+        are not messages are also counted, but are never returned as a match.
         """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(build_id_independent_message_key(message), [])

@@ -21,7 +21,6 @@ from perdure.checkpointers.delta import (
     find_positions_by_message_id,
     list_pairs_of_dict_with_str_or_int_keys,
 )
-from perdure.checkpointers.heads import START_SOURCES
 from perdure.checkpointers.manifest import (
     DICT_HERE,
     LIST,
@@ -32,32 +31,32 @@ from perdure.checkpointers.manifest import (
     extract_value_reference_from_delta_channel_reference,
     iter_positions,
 )
-from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
+from perdure.checkpointers.put import (
+    START_SOURCES,
+    TITLE_CANDIDATES,
+    CheckpointPut,
+    build_title,
+)
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decode_stored_id, decrypt_writes
 from perdure.checkpointers.values import DeltaSnapshot
-from perdure.storage.flow import Flow, Row
+from perdure.storage.flow import Flow, Row, get_result_if_no_request_is_needed
 
 
 def find_cached_delta_channel_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaChannelWrites | None:
-    """Build the `DeltaChannelWrites` of a new checkpoint from cached data only.
+    """Build a new checkpoint's `DeltaChannelWrites` using only cached data.
 
-    If some of the required data is not cached, None is returned, and the caller must read the
-    database.
+    If the pending writes or any log items to which they refer are not cached, None is returned. A
+    caller that receives None must read the pending writes and log items from the database.
     """
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
         return None
-    flow = read_delta_channel_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
-    # If all the data that the flow needs is cached, it finishes without yielding a statement.
-    try:
-        flow.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    flow.close()
-    return None
+    return get_result_if_no_request_is_needed(
+        read_delta_channel_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
+    )
 
 
 def read_delta_channel_writes(
@@ -68,13 +67,15 @@ def read_delta_channel_writes(
     parent: Snapshot,
     rows: Sequence[Row],
 ) -> Flow[DeltaChannelWrites]:
-    """Build the updates of `DeltaChannel`s from the values that tasks of the parent wrote.
+    """Build the updates of `DeltaChannel`s from the values that the parent's tasks wrote.
 
-    If the new checkpoint stores the full value (the snapshot) of a channel, also find the items in
-    this value whose messages the transcript already contains in another encoding. Only items that
-    are not cached are read from the database. If the new checkpoint starts a run from a parent that
-    is not the head, the parent's pending writes belong to another child of the parent. In this
-    case, no update is built for a channel whose full value the new checkpoint contains.
+    The new checkpoint may store the full value of a channel. If the new checkpoint stores a
+    channel's full value, some messages in this value may be encoded differently from their earlier
+    copies in the transcript. The function also finds these messages. If an item of a channel's log
+    is cached, the function uses the cached item instead of reading the item from the database. A
+    run can start from an older checkpoint that still has an earlier run's pending writes. The
+    earlier run's writes to a channel are ignored if the new checkpoint stores the channel's full
+    value.
 
     Args:
         reader: The reader of items.
@@ -123,7 +124,7 @@ def _read_written_values_by_channel(
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to the given channels, in the order in which langgraph applies them.
 
-    Also set the attributes `pending_writes` and `size_bytes` of `delta_writes`.
+    The function also sets the attributes `pending_writes` and `size_bytes` of `delta_writes`.
     """
     entries: list[tuple[Any, str, Any]] = []
     delta_writes.size_bytes = 0 if channels else None
@@ -134,7 +135,7 @@ def _read_written_values_by_channel(
                 value = yield from reader.read_value(put.address.thread_id, thread, ref)
                 entries.append((writes_sort_key(task_path, task_id, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
-                    ref = _replace_reference_by_inline_elements(reader.codec, ref, value)
+                    ref = _build_reference_with_inline_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: PendingTask = (task_path, writes, row[3])
         delta_writes.pending_writes[task_id] = pending
@@ -146,13 +147,13 @@ def _read_written_values_by_channel(
     return values
 
 
-def _replace_reference_by_inline_elements(
-    codec: Codec, ref: ValueReference, value: Any
+def _build_reference_with_inline_elements(
+    codec: Codec, default_ref: ValueReference, value: Any
 ) -> ValueReference:
     """Build a reference that holds the encoded elements of a list or dict inline.
 
-    Each element is encoded in the same way as a log item. If `value` is empty, or neither a list
-    nor a dict, `ref` is returned unchanged.
+    Each element is encoded as if it were a log item. If `value` is empty or is neither a list nor a
+    dict, `ref` is returned unchanged.
     """
     elements = (
         value
@@ -163,7 +164,9 @@ def _replace_reference_by_inline_elements(
     )
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     return (
-        [kind, codec.encode_for_comparison(elements, "the element {}".format)] if elements else ref
+        [kind, codec.encode_for_comparison(elements, "the element {}".format)]
+        if elements
+        else default_ref
     )
 
 
@@ -175,19 +178,19 @@ def _build_channel_update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Build a channel's update from its value at the parent checkpoint and from task writes.
+    """Build a `ChannelUpdate` from the values that one superstep wrote to a `DeltaChannel`.
 
-    The channel's value at the parent checkpoint may be unknown.
+    The update also depends on the channel's value in the parent checkpoint. That value is allowed
+    to be unknown.
     """
     parent_ranges, has_messages = _find_log_ranges_of_parent_value(reader, parent, channel), None
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
     if parent_ranges or transcript_ranges:
-        # The last item of the channel shows whether the channel contains messages.
+        # The channel is assumed to contain messages if its last item is a message.
         last = (parent_ranges or transcript_ranges)[-1][1] - 1
-        log = yield from reader.load_log_items_into_cache(
+        [value] = yield from reader.read_and_decode_items(
             put.address.thread_id, thread, key, [(last, last + 1)]
         )
-        [value] = reader.codec.decode_all(log.get_items([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = build_delta_channel_update(reader.codec, channel, values, parent_ranges, has_messages)
     if update.is_messages and parent_ranges:
@@ -200,13 +203,9 @@ def _build_channel_update(
             message_id: position for message_id, position in ids.items() if message_id in wanted_ids
         }
     if update.is_messages and update.clears:
-        key, transcript = parent.transcript.get(channel, (0, []))
-        messages = list[Any]()
-        if transcript:
-            log = yield from reader.load_log_items_into_cache(
-                put.address.thread_id, thread, key, transcript
-            )
-            messages = reader.codec.decode_all(log.get_items(transcript))
+        messages = yield from reader.read_and_decode_items(
+            put.address.thread_id, thread, key, transcript_ranges
+        )
         update.repeated = find_encoded_messages_that_later_got_ids(update, messages)
     return update
 
@@ -216,7 +215,7 @@ def _find_log_ranges_of_parent_value(
 ) -> Ranges | None:
     """Return the ranges of log items that make up a channel's value in the parent checkpoint.
 
-    None is returned if perdure does not know which log items make up the channel's value.
+    Return None if a non-empty value is not stored as a list of log items.
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []
@@ -235,9 +234,9 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set `put.title` if messages in the new checkpoint may change the thread's title.
+    """Set `put.title` if messages in the new checkpoint could change the thread's title.
 
-    The title is taken from the first messages of the transcript.
+    The title of a thread is taken from the first messages of its transcript.
     """
     if put.title or put.address.checkpoint_ns:
         return
@@ -272,13 +271,9 @@ def _find_items_repeating_transcript_messages(
     log = thread.logs_by_channel.get(channel)
     if log is None or not transcript or log.key != key:
         return frozenset()
-    transcript_positions = {
-        *(
-            yield from reader.read_positions_with_aliases_resolved(
-                put.address.thread_id, thread, key, transcript
-            )
-        )
-    }
+    transcript_positions = yield from reader.read_transcript_positions(
+        put.address.thread_id, thread, parent, channel
+    )
     new_items: list[tuple[Any, bytes]] = []
     for value, encoded in put.iter_encoded_elements(channel):
         if log.find_item_position(encoded) not in transcript_positions:
@@ -287,8 +282,9 @@ def _find_items_repeating_transcript_messages(
                 new_items.append((value, stored))
     if not new_items:
         return frozenset()
-    yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, transcript)
-    messages = TranscriptMessageIndex(reader.codec.decode_all(log.get_items(transcript)))
+    messages = TranscriptMessageIndex(
+        (yield from reader.read_and_decode_items(put.address.thread_id, thread, key, transcript))
+    )
     return frozenset(
         stored
         for value, stored in new_items

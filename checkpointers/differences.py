@@ -21,18 +21,17 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
 from perdure.checkpointers.status import SENDS, find_send_targets
-from perdure.checkpointers.threads import build_not_found_error
+from perdure.checkpointers.thread_reader import build_not_found_error, find_checkpoint_or_raise
 from perdure.storage.flow import Flow
 
-# Placeholder position in a `ChannelDifference` for a value that is compared as a whole, not item by
-# item.
+# Placeholder for the item position in a `ChannelDifference` whose values are compared as a whole.
 _WHOLE_VALUE: Final = -1
 
 
 class Differences:
     """Compares the states at two checkpoints.
 
-    The methods are flows, which are generators that yield SQL statements.
+    The methods of this class are flows, which are generators that yield SQL statements.
     """
 
     def __init__(self, reader: CheckpointReader) -> None:
@@ -42,10 +41,9 @@ class Differences:
         self, address: Address, pairs: Sequence[tuple[str | None, str]], limit: int
     ) -> Flow[list[StateDifference]]:
         """Compare pairs of checkpoints; see `Checkpointer.differences`."""
-        # The head gives the thread and the key of the namespace.
-        head = yield from self.reader.find_checkpoint(address)
-        if head is None:
-            raise build_not_found_error(address)
+        # Read the head of the namespace. The returned `StoredCheckpoint` also contains the cached
+        # thread and the namespace key, which the code below needs.
+        head = yield from find_checkpoint_or_raise(self.reader, address)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
         for checkpoint_id in {checkpoint_id for pair in pairs for checkpoint_id in pair} - {None}:
             parts = (
@@ -63,7 +61,8 @@ class Differences:
             channels = yield from self._compare_channels(
                 address.thread_id, head.thread, snapshots[old], new_snapshot, limit
             )
-            # If the earlier checkpoint was removed, it is unknown which nodes ran since.
+            # If the older of two compared checkpoints was removed, the nodes that ran between them
+            # are unknown.
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
                 ran = yield from self._find_executed_nodes(
@@ -77,17 +76,19 @@ class Differences:
     ) -> Flow[tuple[str, ...]]:
         """Return the nodes that ran between two checkpoints, each once.
 
-        The nodes are in the order of their first execution. The order of execution is unknown if
-        `new` does not descend from `old`, or if a checkpoint between them is missing. In this case,
-        the nodes are in the order in which `versions_seen` lists them.
+        The nodes are in the order of the supersteps in which they first ran. If `new` does not
+        descend from `old`, or if a checkpoint between them is missing, the order in which the nodes
+        ran is unknown. If the execution order is unknown, the nodes are returned in the key order
+        of `new.versions_seen`.
         """
         nodes: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
             parent = old if old is not None and step.parent_id == old.checkpoint_id else None
             if parent is None and step.parent_id is not None:
-                parts = address.thread_id, address.checkpoint_ns, namespace, step.parent_id
-                parent = yield from self.reader.read_snapshot(*parts)
+                parent = yield from self.reader.read_snapshot(
+                    address.thread_id, address.checkpoint_ns, namespace, step.parent_id
+                )
             nodes[:0] = yield from self._find_nodes_executed_in_superstep(
                 address.thread_id, parent, step
             )
@@ -106,9 +107,9 @@ class Differences:
         The field `versions_seen` of a checkpoint contains the channel versions that each node has
         seen. If a node's entry in `versions_seen` differs between the checkpoint and its parent, a
         channel triggered the node and the node ran. For a checkpoint with the source `input`, no
-        nodes are returned, because langgraph then updates `versions_seen` even for nodes that did
-        not run. A task created by a `Send` does not update its node's entry in `versions_seen`, so
-        the nodes of such tasks are taken from the `Send`s stored in the parent checkpoint.
+        nodes are returned. In `input` checkpoints, langgraph updates `versions_seen` even for nodes
+        that did not run. Tasks created by a `Send` do not update `versions_seen`, so their nodes
+        are read from the `Send`s stored in the parent checkpoint.
         """
         source, nodes = self.reader.decode_metadata(checkpoint).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -135,8 +136,9 @@ class Differences:
         for channel in dict.fromkeys([*old_refs, *new.references]):
             old_ref, new_ref = old_refs.get(channel), new.references.get(channel)
             if _has_unknown_value(old_ref) or _has_unknown_value(new_ref):
-                parts = thread_id, thread, channel, old, new, limit
-                difference = yield from self._compare_transcripts(*parts)
+                difference = yield from self._compare_transcripts(
+                    thread_id, thread, channel, old, new, limit
+                )
                 if difference.added_count or difference.removed_count:
                     channels[channel] = difference
                 continue
@@ -163,10 +165,10 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return whether a value can be compared by log positions.
+        """Return whether a value can be compared by its log positions instead of its contents.
 
-        The result is True for a missing value, for an empty list or dict, and for a list or dict
-        whose elements are stored as separate log items.
+        A list or dict can be compared by log positions if it is empty or if each of its elements is
+        a separate log item. A missing value is treated like an empty list or dict.
         """
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
@@ -193,19 +195,20 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Drop items that occur in both values. The ranges of the two values differ for such an item
-        # if one value refers to it by an alias.
+        # An alias is a log entry that refers to an earlier item of the same log. An item counts as
+        # unchanged even if the old value contains the item itself and the new value contains an
+        # alias of the item.
         in_both = {*removed} & {*added}
         removed = [position for position in removed if position not in in_both]
         added = [position for position in added if position not in in_both]
         parts = []
         for changed in (added, removed):
-            last = changed[max(0, len(changed) - limit) :]
-            ranges = join_adjacent_ranges((position, position + 1) for position in last)
-            log = yield from self.reader.load_log_items_into_cache(
+            ranges = join_adjacent_ranges(
+                (position, position + 1) for position in changed[max(0, len(changed) - limit) :]
+            )
+            values = yield from self.reader.read_and_decode_items(
                 thread_id, thread, log_key, ranges
             )
-            values = self.reader.codec.decode_all(log.get_items(ranges))
             parts.append(dict(zip(iter_positions(ranges), values, strict=True)))
         return ChannelDifference(parts[0], parts[1], len(added), len(removed), whole=False)
 
@@ -220,8 +223,9 @@ class Differences:
     ) -> Flow[ChannelDifference]:
         """Compare a channel's transcripts at two checkpoints.
 
-        The transcript contains every item written to the channel up to a given checkpoint. An item
-        counts as removed only if it is missing from the later checkpoint's transcript.
+        The transcript at a checkpoint contains every item that was stored for the channel in the
+        checkpoint or in its ancestors, including items that were later removed from the state. An
+        item counts as removed only if it is missing from the later checkpoint's transcript.
         """
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
@@ -234,10 +238,7 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Return the difference between two values that are compared as a whole.
-
-        At least one of the values is not divided into separate log items.
-        """
+        """Return the complete new and old values as the difference, without comparing elements."""
         parts = []
         for ref in (new_ref, old_ref):
             values = {}
@@ -249,14 +250,18 @@ class Differences:
 
 
 def _has_unknown_value(ref: Any) -> bool:
-    """Return whether a reference marks a `DeltaChannel`'s value as unknown."""
+    """Return whether `ref` refers to a `DeltaChannel` whose value is unknown.
+
+    The value is unknown if only the graph's reducer can compute it from the pending writes.
+    """
     return ref is not None and extract_value_reference_from_delta_channel_reference(ref) is None
 
 
 def _find_nodes_with_changed_versions_seen(old: Snapshot | None, new: Snapshot) -> list[str]:
     """Return the nodes whose `versions_seen` entries differ between two checkpoints."""
     old_versions = old.versions_seen if old else {}
-    nodes = (
-        node for node, versions in new.versions_seen.items() if versions != old_versions.get(node)
-    )
-    return [node for node in nodes if not node.startswith("__")]
+    return [
+        node
+        for node, versions in new.versions_seen.items()
+        if versions != old_versions.get(node) and not node.startswith("__")
+    ]

@@ -1,18 +1,18 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction that goes through the values of the thread in two passes. The first
-pass finds the messages by their ids. The second pass rewrites each value that contains or quotes an
-erased message. Log items are never changed in place. A changed item is appended to the log as a new
-item, and items that are no longer referenced are deleted at the end of the erasure. See
-docs/erasure.md for what counts as a quotation and for which tasks an erasure cancels.
+An erasure runs in a single transaction and makes two passes over the thread's values. The first
+pass searches the thread for messages that have one of the given message ids. In the second pass,
+the erasure rewrites each value that contains or quotes an erased message. Log items are never
+changed in place. A changed item is appended to the log as a new item, and items that are no longer
+referenced are deleted at the end of the erasure. docs/erasure.md explains what counts as a
+quotation, and which tasks an erasure cancels.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -25,6 +25,7 @@ from langgraph.types import Send
 from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.cache import NO_TITLE, Snapshot, Thread, Title, Write
 from perdure.checkpointers.collector import collector_paused
+from perdure.checkpointers.extensions import ExtensionCounts, ThreadExtension
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -37,36 +38,14 @@ from perdure.checkpointers.manifest import (
     Ranges,
     ValueReference,
     count_positions,
+    decode_ranges,
     drop_repeated_positions,
+    encode_ranges,
     extract_value_reference_from_delta_channel_reference,
-    flatten_ranges,
-    iter_log_keys_and_flat_ranges,
     iter_positions,
-    unflatten_ranges,
+    iter_referenced_log_keys_and_ranges,
 )
-from perdure.checkpointers.put import MAX_TITLE_CHARS
-from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
-from perdure.checkpointers.records import (
-    VIEWS_NAMESPACE,
-    RunRow,
-    build_row_key,
-    build_row_key_range,
-    compute_item_and_alias_position_ranges,
-    compute_metadata_index_tags,
-    decode_stored_id,
-    decrypt_client_metadata,
-    decrypt_cron,
-    decrypt_listed_title_and_encoded_metadata,
-    decrypt_position_and_item,
-    decrypt_run,
-    decrypt_writes,
-    encrypt_checkpoint,
-    encrypt_client_metadata_and_search_keys,
-    encrypt_run_details_error_and_request,
-    encrypt_thread_list_entry_and_build_search_keys,
-    encrypt_writes,
-)
-from perdure.checkpointers.removal import (
+from perdure.checkpointers.message_remover import (
     NEXT_NODE,
     NO_WRITES,
     REMOVED,
@@ -79,11 +58,29 @@ from perdure.checkpointers.removal import (
     is_task_without_result,
     split_remaining_and_removed_tasks_by_index,
 )
+from perdure.checkpointers.put import MAX_TITLE_CHARS
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import (
+    VIEWS_NAMESPACE,
+    build_client_metadata_update,
+    build_row_key,
+    build_row_key_range,
+    compute_item_and_alias_position_ranges,
+    compute_metadata_index_tags,
+    decode_ids_of_writes_row,
+    decrypt_client_metadata,
+    decrypt_listed_title_and_encoded_metadata,
+    decrypt_position_and_item,
+    decrypt_writes,
+    encrypt_checkpoint,
+    encrypt_thread_list_entry_and_build_search_keys,
+    encrypt_writes,
+)
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.said import drop_transcript_index_of_thread
+from perdure.checkpointers.transcript_index import drop_transcript_index_of_thread
 from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.flow import NO_LIMIT, Flow, Row
+from perdure.storage.flow import Flow, Row, Statement
 
 # Maximum number of entries in a dict that can be recognised as an erased message. Larger dicts are
 # never treated as messages.
@@ -101,10 +98,10 @@ def erase_messages_or_thread(
 ) -> Flow[ErasureReport]:
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    An id that no stored message has is not an error. The removal record contains it as well.
-    Python's garbage collector is paused during the erasure, because the many new objects would
-    trigger garbage collections of the whole heap. While a garbage collection runs, all OS threads
-    of the process are blocked.
+    No error is raised for ids in `message_ids` that match no stored message. The removal record
+    contains all ids, including ids that match no stored message. Python's garbage collector is
+    paused during the erasure, because the many new objects would trigger garbage collections of the
+    whole heap. While a garbage collection runs, all OS threads of the process are blocked.
     """
     with collector_paused():
         if message_ids is None:
@@ -123,24 +120,27 @@ def erase_messages_or_thread(
 def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
-    """Erase the messages selected by `remover` from a thread, its runs, crons and webhooks.
+    """Erase the messages matched by `remover` from a thread.
 
-    The events of all runs of the thread are deleted, whether or not they contain the messages.
+    The messages are removed from the thread's checkpoints and pending writes. They are also removed
+    from the rows that other components, such as the server, store for the thread.
     """
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
-    all_runs = rows[0][0], 0, NO_LIMIT
-    yield [reader.sql("stop_storing_events", *all_runs), reader.sql("mark_erased", rows[0][0])]
-    event_count = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
-    eraser = _Eraser(reader, thread_id, rows[0], remover)
+    extensions = yield from maintenance.extensions.load()
+    counts_before = ExtensionCounts()
+    for extension in extensions:
+        deleted = yield from extension.begin_erasure(thread_id, rows[0][0])
+        counts_before = counts_before.add(deleted)
+    eraser = _Eraser(reader, thread_id, rows[0], remover, extensions)
     yield from eraser.load_all_items_of_thread()
     yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_thread_list_entry()
-        if event_count:
+        if counts_before.events:
             yield from maintenance.database.request_scrub_of_deleted_rows()
-        return ErasureReport(events=event_count)
+        return ErasureReport(events=counts_before.events)
     view_count = yield from _delete_and_count_recorded_model_inputs(
         reader, maintenance, thread_id, rows[0][0]
     )
@@ -154,7 +154,8 @@ def _erase_messages(
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
         eraser.remover.channels = channels
     yield from eraser.find_or_erase_messages_in_thread(finds_only=False)
-    yield eraser.additions.build_statements()
+    if eraser.additions.rows:
+        yield Statement(reader.sql["add_item"], eraser.additions.rows, execute_many=True)
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from drop_transcript_index_of_thread(reader.sql, rows[0][0])
@@ -167,11 +168,10 @@ def _erase_messages(
         }
     )
     cancelled = tuple(sorted(eraser.cancelled))
-    counts = eraser.changed_checkpoint_count + view_count, items
-    report = ErasureReport(*counts, tuple(hashes), cancelled)
-    return replace(
-        report, runs=eraser.changed_run_count, events=event_count, crons=eraser.deleted_cron_count
+    report = ErasureReport(
+        eraser.changed_checkpoint_count + view_count, items, tuple(hashes), cancelled
     )
+    return replace(report, **counts_before.add(eraser.extension_counts)._asdict())
 
 
 def _delete_and_count_recorded_model_inputs(
@@ -197,7 +197,7 @@ def _delete_and_count_recorded_model_inputs(
 def _erase_thread(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str
 ) -> Flow[ErasureReport]:
-    """Delete a thread, and report the hashes of the messages in its logs."""
+    """Delete a thread, and return a report with the hashes of the messages in the thread's logs."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -213,13 +213,12 @@ def _erase_thread(
                     hashes.add(hash_message_type_id_and_content(reader.seal.hash_key, value))
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.request_scrub_of_deleted_rows()
-    counts = report.checkpoints, report.items
-    erased = ErasureReport(*counts, tuple(sorted(hashes)))
+    erased = ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
     return replace(erased, runs=report.runs, events=report.events, crons=report.crons)
 
 
 class _Eraser:
-    """Visits the values of a thread, and rewrites those that contain or quote erased messages.
+    """Visits a thread's values, and rewrites those that contain or quote erased messages.
 
     Attributes:
         changed_checkpoint_count: The number of changed checkpoints.
@@ -227,20 +226,26 @@ class _Eraser:
             are cancelled by the erasure; see `_build_task_name`.
         dicts: The keys of the logs whose items are key-value pairs.
         deltas: The keys of the logs of `DeltaChannel`s, whose items may come from writes of tasks.
-        changed_run_count: The number of changed runs of the server.
-        deleted_cron_count: The number of deleted crons of the server.
+        extension_counts: The numbers of changed and deleted rows of other components.
     """
 
     def __init__(
-        self, reader: CheckpointReader, thread_id: str, row: Row, remover: Remover
+        self,
+        reader: CheckpointReader,
+        thread_id: str,
+        row: Row,
+        remover: Remover,
+        extensions: Sequence[ThreadExtension],
     ) -> None:
         key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        # The eraser creates its own `Thread` object instead of using the cached one.
+        # The eraser uses a new `Thread` object and leaves the `Thread` object in the cache
+        # unchanged.
         self.thread = Thread(key, generation, removals)
-        self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
-        self.changed_checkpoint_count = self.changed_run_count = self.deleted_cron_count = 0
+        self.additions = Additions(reader.seal, thread_id, self.thread, time.time())
+        self._extensions = extensions
+        self.changed_checkpoint_count, self.extension_counts = 0, ExtensionCounts()
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
@@ -271,48 +276,42 @@ class _Eraser:
         # `_removed_sends` identifies the `Send`s removed from the current namespace. For each
         # checkpoint id, it maps the indexes of the removed `Send`s to the names of their nodes.
         self._removed_sends: dict[str, dict[int, str]] = {}
-        # `_subgraph_prefixes` contains the namespace prefixes of subgraphs that were run by tasks
-        # of removed `Send`s.
+        # The erasure removes each `Send` that contains text from an erased message. A removed
+        # `Send` may already have started a subgraph. `_subgraph_prefixes` contains the namespace
+        # prefixes of such subgraphs.
         self._subgraph_prefixes: tuple[str, ...] = ()
-        # Whether the current namespace belongs to a subgraph that was run by the task of a removed
-        # `Send`.
+        # True while the current namespace starts with a prefix in `_subgraph_prefixes`.
         self._in_removed_subgraph = False
-        # `_ends_with_removed_call` is True if a list in the current checkpoint ended with a removed
-        # message whose tool calls were still unanswered.
+        # `_ends_with_removed_call` is True if the erasure has removed the last message of a list in
+        # the current checkpoint, and if this message had unanswered tool calls.
         self._ends_with_removed_call = False
 
     def load_all_items_of_thread(self) -> Flow[None]:
-        """Read all items of the thread, and when each item was first stored."""
+        """Read all items of the thread and the time at which each item was first stored."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
-            log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
-            log.next_position, log.next_alias = (
-                stop for _, stop in compute_item_and_alias_position_ranges(*ends)
-            )
-            for first, stop in compute_item_and_alias_position_ranges(*ends):
-                for start in range(first, stop, ITEMS_PAGE_SIZE):
-                    page = self.reader.read_items_page(
-                        self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
-                    )
-                    items.update((yield from page))
-            self._stored_at[key] = yield from self.reader.read_item_storage_times(
-                key, [(0, log.next_position)]
+            log = self.thread.get_or_add_log(key, name)
+            ranges = compute_item_and_alias_position_ranges(*ends)
+            log.next_position, log.next_alias = (stop for _, stop in ranges)
+            items, self._stored_at[key] = yield from self.reader.read_items_and_storage_times(
+                self.thread_id, name, key, ranges
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Register the existing items in `positions_by_item`. If removing a message from an item
-            # makes it equal to an existing item, the existing item is reused and no duplicate is
-            # stored.
+            # Register the existing log items in `positions_by_item`, so that they can be reused.
+            # After a message is removed from an item, the rest of the item may be equal to an
+            # existing item. The existing item is then reused instead of storing a duplicate.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_quotations_from_thread_list_entry(self) -> Flow[None]:
-        """Remove quotations of erased messages from a thread's listed title and metadata."""
-        for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
+        """Remove quotations of erased messages from a thread's entry in thread lists."""
+        row = yield from self.reader.find_thread_row(self.thread_id)
+        if row is not None:
             title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
-                self.seal, self.thread_id, stored
+                self.seal, self.thread_id, row.list_entry
             )
             if self._may_title_quote_message(title):
-                yield self.sql("set_list_entry", None, None, thread_key)
+                yield self.sql("set_list_entry", None, None, row.key)
             elif (
                 listed_metadata is not None
                 and (
@@ -326,7 +325,7 @@ class _Eraser:
                 list_entry = encrypt_thread_list_entry_and_build_search_keys(
                     self.seal, self.thread_id, title, (self.codec.decode(remaining), remaining)
                 )
-                yield self.sql("set_list_entry", *list_entry, thread_key)
+                yield self.sql("set_list_entry", *list_entry, row.key)
         for thread_key, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
@@ -338,8 +337,9 @@ class _Eraser:
                 client = client._replace(
                     metadata={} if client_metadata is REMOVED else client_metadata
                 )
-                sealed = encrypt_client_metadata_and_search_keys(self.seal, self.thread_id, client)
-                yield self.sql("set_client_metadata", *sealed, thread_key)
+                yield build_client_metadata_update(
+                    self.sql, self.seal, thread_key, self.thread_id, client
+                )
 
     def _may_title_quote_message(self, title: Title | None) -> bool:
         """Return whether a title may contain part of an erased message."""
@@ -352,14 +352,15 @@ class _Eraser:
         ):
             return True
         # A title without a message id was taken from metadata. If the title has the maximum length,
-        # it may have been truncated and may end with the beginning of an erased text.
+        # it was probably truncated. A truncated title may end with only the first part of an erased
+        # text, so a search for the whole text does not find this part.
         if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         # If the title was taken from a message without an id, that message may be an erased one.
         return title.message_id in {"", *self.remover.ids}
 
     def remember_erased_texts(self) -> None:
-        """Collect the texts that occur in erased messages but not in the remaining messages."""
+        """Collect the texts of erased messages that do not occur in the remaining messages."""
         self.remover.remember_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_of_erased_messages()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
@@ -378,7 +379,10 @@ class _Eraser:
         return any(name in stored for name in self._types_with_texts)
 
     def find_or_erase_messages_in_thread(self, *, finds_only: bool) -> Flow[None]:
-        """Find or erase messages in the thread's checkpoints, writes, runs, crons and webhooks.
+        """Find or erase messages in the checkpoints and pending writes of the thread.
+
+        The method also covers the rows that other components, such as the server, store for the
+        thread.
 
         Args:
             finds_only: Whether only to find messages and their channels, and to write nothing.
@@ -418,61 +422,22 @@ class _Eraser:
                 _build_task_name(ns, node)
                 for node in self._removed_sends.get(head or "", {}).values()
             }
-        for row in (yield self.sql("runs_of_thread", self.thread_id, "")):
-            yield from self._erase_quotations_from_run(decrypt_run(self.seal, row))
-        yield from self._delete_crons_and_webhooks()
-
-    def _delete_crons_and_webhooks(self) -> Flow[None]:
-        """Delete the thread's crons and webhooks that contain text from an erased message."""
-        context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
-        for row in (yield self.sql("crons_of_thread", self.thread_id)):
-            content = decrypt_cron(self.seal, row).content
-            if (
-                self.remover.remove_messages_from(content, context) is not content
-                and not self._collect_only
-            ):
-                yield self.sql("drop_cron", row[0])
-                self.deleted_cron_count += 1
-        for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
-            webhook = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
-            if (
-                self.remover.remove_messages_from(webhook, context) is not webhook
-                and not self._collect_only
-            ):
-                yield self.sql("drop_webhook", run_id)
-
-    def _erase_quotations_from_run(self, run: RunRow) -> Flow[None]:
-        """Remove text copied from erased messages from the details, error and request of a run."""
-        columns = [*run[3:6]]
-        contexts = (
-            ValueContext(describes_task=True),
-            ValueContext(describes_task=True),
-            ValueContext(is_input=True, allows_bare_text=True, describes_task=True),
-        )
-        remaining = [
-            self.remover.remove_messages_from(*pair) for pair in zip(columns, contexts, strict=True)
-        ]
-        if self._collect_only or all(
-            new is old for new, old in zip(remaining, columns, strict=True)
-        ):
-            return
-        remaining = [
-            old and {} if new is REMOVED else new
-            for new, old in zip(remaining, columns, strict=True)
-        ]
-        yield self.sql(
-            "rewrite_run",
-            *encrypt_run_details_error_and_request(self.seal, run.live, remaining),
-            *run.live[1:3],
-        )
-        self.changed_run_count += 1
+        for extension in self._extensions:
+            erased = yield from extension.erase_messages(
+                self.thread_id, self.remover, finds_only=finds_only
+            )
+            self.extension_counts = self.extension_counts.add(erased)
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether a decoded log item contains an erased message or text copied from one.
 
-        The item can be a list element or a key-value pair of a dict, so the method checks for both.
-        Because an item can occur in several contexts, the method uses the context with the
-        strictest removal rules.
+        A log item can be a list element or a dict's key-value pair. The method treats the item as a
+        list element, and searches the list element for erased messages and for text copied from
+        them. If the item has the form of a key-value pair, the method also converts the item to a
+        dict, and searches the dict for erased messages. The rules for removing a message depend on
+        where the message occurs (see `ValueContext`). Several values can share one log item, and
+        different removal rules can apply to these values. The method therefore applies the
+        strictest removal rules to the item. The strictest rules remove the most messages.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -509,8 +474,8 @@ class _Eraser:
             transcripts[channel] = self._erase_messages_from_transcript(
                 value_ref, *stored_transcript
             )
-        # A message with unanswered tool calls was removed from the end of a list, so the nodes that
-        # come next must not be started.
+        # The removed message was the last in a list and had unanswered tool calls. Do not start the
+        # nodes that would have run after the removed message.
         for channel in refs if self._ends_with_removed_call else ():
             if channel.startswith(NEXT_NODE):
                 refs[channel] = REMOVED
@@ -533,8 +498,11 @@ class _Eraser:
                 yield self.sql("drop_tag", tag, row[0])
         snapshot.encoded_fields = fields
         snapshot.references = {channel: ref for channel, ref in refs.items() if ref is not REMOVED}
-        body = encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, transcripts)
-        yield self.sql("rewrite_checkpoint", body, row[0])
+        yield self.sql(
+            "rewrite_checkpoint",
+            encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, transcripts),
+            row[0],
+        )
         self.changed_checkpoint_count += 1
 
     def _remove_sends_that_quote_erased_messages(
@@ -542,7 +510,7 @@ class _Eraser:
     ) -> Flow[Any]:
         """Remove `Send`s from a checkpoint if they contain text from an erased message.
 
-        Return a reference to the list of the remaining `Send`s.
+        Return a reference to the list of `Send`s that were not removed.
         """
         value = (
             (yield from self._read_value(sends_ref))
@@ -550,8 +518,6 @@ class _Eraser:
             else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # Either the value cannot contain an erased message, or it was not stored by langgraph,
-            # which stores only lists of `Send`s in this channel.
             return (
                 yield from self._remove_erased_messages_from_referenced_value(
                     TASKS, sends_ref, is_input=True
@@ -568,15 +534,11 @@ class _Eraser:
 
         A task that has a result must not run again. If the erasure removes the whole result of a
         finished task, an empty write is stored as the result. If the erasure removes a write of a
-        task that failed or was interrupted, an empty write replaces all writes of the task, so that
-        the task does not run again. If a `Send` was removed from the head, the task that it would
-        start is cancelled and all of the task's writes are removed.
+        failed or interrupted task, an empty write replaces all the task's writes. The empty write
+        prevents langgraph from running the task again. If a `Send` was removed from the head, the
+        task that it would start is cancelled and all of the task's writes are removed.
         """
-        checkpoint_id, task, path = (
-            decode_stored_id(row[0]) or "",
-            decode_stored_id(row[1]) or "",
-            row[2],
-        )
+        checkpoint_id, task, path = decode_ids_of_writes_row(row)
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
         is_pending, removed_sends = (
             checkpoint_id == head_checkpoint_id,
@@ -606,18 +568,22 @@ class _Eraser:
             elif not is_task_without_result(writes) and is_task_without_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
-            body = encrypt_writes(
-                self.seal, (self.thread_id, ns, checkpoint_id, task, path), remaining
+            yield self.sql(
+                "put_writes",
+                namespace,
+                *row[:3],
+                encrypt_writes(
+                    self.seal, (self.thread_id, ns, checkpoint_id, task, path), remaining
+                ),
             )
-            yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _remove_messages_from_writes(
         self, ns: str, writes: list[Write], is_pending: bool
     ) -> Flow[list[Write]]:
-        """Return the writes of a task without the erased messages.
+        """Return a copy of a task's writes from which the erased messages have been removed.
 
-        A write to a channel in `UNALTERED`, such as an interrupt, is dropped entirely if any part
-        of its value must be removed.
+        Writes to the channels in `UNALTERED`, such as the interrupt channel, are never edited. If
+        such a write contains or quotes an erased message, the whole write is deleted.
 
         Args:
             ns: The namespace.
@@ -666,12 +632,17 @@ class _Eraser:
         return new_ref
 
     def _remove_erased_messages_from_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
-        """Remove erased messages from a `DeltaChannel`'s value, and return the new reference."""
+        """Remove erased messages from a `DeltaChannel`'s value.
+
+        Return a reference to a copy of the value from which the erased messages have been removed.
+        If the value contains no erased message, `ref` itself is returned.
+        """
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # A `DeltaChannel` value that was computed from pending writes can contain messages without
-        # ids. Erase these messages too, because they are also erased from the pending writes.
+        # If the value of a `DeltaChannel` was computed from pending writes, it can contain messages
+        # without ids. Erase these messages too, because they are also erased from the pending
+        # writes.
         remaining = yield from self._remove_erased_messages_from_referenced_value(
             channel, inner, kind == DELTA
         )
@@ -688,8 +659,8 @@ class _Eraser:
             ref if isinstance(ref, bytes) else pack(ref)
         ) or any(
             _find_positions_in_range(self._suspect_positions, log, *part)
-            for log, numbers in iter_log_keys_and_flat_ranges(ref)
-            for part in unflatten_ranges(numbers)
+            for log, numbers in iter_referenced_log_keys_and_ranges(ref)
+            for part in decode_ranges(numbers)
         )
 
     def _read_value(self, ref: Any) -> Flow[Any]:
@@ -704,7 +675,7 @@ class _Eraser:
         return self._encode_without_erased_messages(self.codec.decode(stored), context, stored)
 
     def _encode_without_erased_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
-        """Remove the erased messages from a value, and encode the result.
+        """Remove erased messages from a value, and encode the result.
 
         Returns:
             `ref` if the value does not change, `REMOVED` if nothing remains, otherwise the bytes.
@@ -724,9 +695,9 @@ class _Eraser:
     def _remove_erased_messages_from_split_value(
         self, ref: Any, context: ValueContext
     ) -> Flow[Any]:
-        """Remove erased messages from a list, dict or log item, and return the new reference."""
+        """Remove erased messages from a value stored as log items, and return the new reference."""
         kind, log, numbers = ref
-        ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
+        ranges = decode_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
             if (yield from self._is_split_dict_an_erased_message(log, ranges, context)):
@@ -745,19 +716,23 @@ class _Eraser:
         self._ends_with_removed_call = (
             self._ends_with_removed_call or (log, last_position) in self._items_with_calls
         )
-        return [kind, log, flatten_ranges(self._append_items(log, parts))]
+        return [kind, log, encode_ranges(self._append_items(log, parts))]
 
     def _is_split_dict_an_erased_message(
         self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
-        """Return whether a dict that is stored as separate log items is an erased message."""
+        """Return whether a channel's value is a dict that represents an erased message.
+
+        A channel can contain messages in the form of dicts. Each key-value pair of such a dict is a
+        separate log item.
+        """
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )
         if count_positions(log_ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_erased(
-            (yield from self._read_value([DICT, log_key, flatten_ranges(log_ranges)])), context
+            (yield from self._read_value([DICT, log_key, encode_ranges(log_ranges)])), context
         )
 
     def _erase_messages_from_transcript(
@@ -770,7 +745,7 @@ class _Eraser:
             log_key: The key of the log.
             stored_ranges: The ranges of the transcript, as they are stored.
         """
-        ranges = unflatten_ranges(stored_ranges)
+        ranges = decode_ranges(stored_ranges)
         ref, are_pairs = extract_value_reference_from_delta_channel_reference(value_ref), False
         if ref is not value_ref:
             self.deltas.add(log_key)
@@ -786,10 +761,11 @@ class _Eraser:
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log_key, position) for position in iter_positions(ranges)
         )
-        # Keep an item of a removed dict in the transcript if the channel's current value contains
-        # the same item.
+        # If an erased message is a dict, each key-value pair of the dict can be a separate log
+        # item. The transcript keeps such a pair if the channel's remaining value at the same
+        # checkpoint also contains the pair.
         if removed and is_split:
-            removed -= {(log_key, p) for p in iter_positions(unflatten_ranges(ref[2]))}
+            removed -= {(log_key, p) for p in iter_positions(decode_ranges(ref[2]))}
         if parts is None and not removed:
             return [log_key, stored_ranges]
         remaining: list[bytes | Range] = []
@@ -800,13 +776,21 @@ class _Eraser:
                 remaining += ((p, p + 1) for p in range(*part) if (log_key, p) not in removed)
         return [
             log_key,
-            flatten_ranges(drop_repeated_positions(self._append_items(log_key, remaining))),
+            encode_ranges(drop_repeated_positions(self._append_items(log_key, remaining))),
         ]
 
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a log, and return the log ranges of all `parts`."""
+        """Append the new items in `parts` to a log.
+
+        Return the ranges of log positions at which the items in `parts` are stored. The ranges
+        cover both the newly appended items and the items that were already in the log.
+
+        Each element of `parts` is either the bytes of an item to append or a range of existing log
+        positions.
+        """
         if self._collect_only:
-            # A pass that only collects messages does not use the ranges, so return a placeholder.
+            # If `_collect_only` is True, nothing is written to the log, and callers ignore the
+            # returned range.
             return [(0, 1)]
         return self.additions.append_new_items_to_log(self.thread.logs[log_key].name, parts)
 
@@ -817,9 +801,9 @@ class _Eraser:
     ) -> list[bytes | Range] | None:
         """Remove erased messages from a list or dict, and return its remaining parts.
 
-        The result is None if the list or dict contains neither an erased message nor text copied
-        from one. Each part in the result is either a range of existing log positions or the bytes
-        of a new item.
+        The result is None if the list or dict contains no erased message and no text copied from
+        one. Each element of the returned list is either a range of existing log positions or the
+        bytes of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -843,7 +827,7 @@ class _Eraser:
     def _get_or_build_item_without_erased_messages(
         self, log_key: int, position: int, is_dict_pair: bool, context: ValueContext
     ) -> Any:
-        """Return an item without the erased messages, using the cached result if there is one.
+        """Return an item without the erased messages, from the cache if the result is cached.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """
@@ -874,7 +858,7 @@ class _Eraser:
         if new is REMOVED:
             return REMOVED
         stored = self._encode(new)
-        # The new item keeps the storage time of the item that it replaces.
+        # The rewritten item keeps the storage time of the original item.
         times, key = self.additions.item_times, (self.thread.logs[log_key].name, stored)
         times[key] = min(times.get(key, inf), self._stored_at[log_key].get(position, inf))
         return stored
@@ -893,8 +877,9 @@ def _find_positions_in_range(
 def _convert_key_value_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
-        # `dict()` raises a TypeError if the first element is unhashable, which means that the list
-        # is not a `[key, value]` pair.
+        # `dict()` raises a TypeError if the first element of the pair is unhashable. A list whose
+        # first element is unhashable cannot be a stored dict entry, because dict keys are always
+        # hashable.
         with suppress(TypeError):
             return dict([value])
     return None

@@ -1,94 +1,61 @@
-"""Determine which checkpoint is the head of a namespace.
+"""Make an older checkpoint the head of its namespace, as a rewind does.
 
-If runs of a thread overlap, the head is a checkpoint of the run that started last
-(docs/decisions/0005).
+`writer.py` chooses the head when a new checkpoint is stored.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from perdure.checkpointers.cache import Head, Snapshot
-from perdure.checkpointers.put import CheckpointPut
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import (
+    build_client_metadata_update,
+    decrypt_client_metadata,
+    encode_id_for_storage,
+)
+from perdure.storage.flow import Flow
 
-# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
+# Bit mask that extracts a checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
-START_SOURCES: Final = {"input", "update", "fork"}
-"""The values of `source` in the metadata of a checkpoint that starts a run."""
 
 
-def find_seq_of_first_checkpoint_of_run(
-    put: CheckpointPut,
-    head: Head,
-    parent: Snapshot | None,
-    parent_and_put_supersteps: tuple[int | None, int | None],
-    put_seq: int,
-) -> int:
-    """Return the number of the put with which a new checkpoint's run began, its run start.
+def make_checkpoint_head_if_exists(reader: CheckpointReader, address: Address) -> Flow[bool]:
+    """Make a checkpoint the head. Return whether the checkpoint exists.
 
-    The result is the run start of the parent, with the following exceptions. The result is
-    `put_seq` if the checkpoint starts a run, which is the case if one of these conditions is met:
-
-    - The checkpoint's source is in `START_SOURCES`.
-    - The checkpoint has no parent, or its parent was pruned.
-    - The caller chose the parent by id, and the parent is not the head.
-    - The checkpoint's superstep number is not one more than the parent's. Superstep numbers have
-      gaps if a run uses the durability mode `exit`, because langgraph then stores only the run's
-      last checkpoint.
-
-    The result is 0 if the parent was pruned, the source is not in `START_SOURCES`, and the put is
-    merged with the head or leaves the head as it is (see `Merge`). The run then counts as the
-    oldest.
-
-    Args:
-        put: The request to store the new checkpoint.
-        head: The head before the new checkpoint is stored.
-        parent: The parent of the new checkpoint.
-        parent_and_put_supersteps: The superstep numbers of the parent and of the new checkpoint. A
-            number is None if the checkpoint's metadata does not contain it.
-        put_seq: The sequence number of the new checkpoint.
+    The new head may contain changes by users other than the person to whom the thread belongs. The
+    server records whether other users have ever changed a person's thread. If the record says that
+    other users have changed the thread, the function updates the record. The updated record says
+    that these changes came after the person's last message.
     """
-    if put.metadata.get("source") in START_SOURCES:
-        return put_seq
-    if parent is None:
-        return 0 if put.address.checkpoint_id is not None and put.merge is not None else put_seq
-    if put.continues_chosen_checkpoint and (
-        head.snapshot is None or head.snapshot.key != parent.key
-    ):
-        return put_seq
-    parent_step, step = parent_and_put_supersteps
-    is_new_run = step is not None and parent_step is not None and step != parent_step + 1
-    return put_seq if is_new_run else parent.run_start
+    packed_id = encode_id_for_storage(address.checkpoint_id)
+    rows = yield reader.sql(
+        "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
+    )
+    for thread_key, _, _, namespace_key, *row in rows:
+        yield reader.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace_key)
+        yield reader.sql("mark_head_changed", thread_key)
+        if not address.checkpoint_ns:
+            yield from reader.update_thread_list_entry_from_head(address.thread_id, tuple(row))
+    if rows and not address.checkpoint_ns:
+        yield from _mark_changes_by_other_users_as_recent(reader, address.thread_id)
+    return bool(rows)
 
 
-def choose_head_and_detect_run_overlap(
-    put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
-) -> tuple[Head, bool]:
-    """Return the head that a namespace will have after a put, and whether the put shows an overlap.
+def _mark_changes_by_other_users_as_recent(reader: CheckpointReader, thread_id: str) -> Flow[None]:
+    """Mark other users' changes to a thread as recent, after the thread was rewound.
 
-    Two runs of the thread overlap if the new checkpoint does not become the head, unless the head
-    is an explicit head (the thread was rewound, or a run was rolled back). In the root namespace,
-    two runs also overlap if a run starts with new input (source `input`) from a checkpoint that is
-    no longer the head. A run that deliberately continues from an earlier checkpoint does not count
-    as overlapping.
+    The thread's client metadata contain a record of other users' changes.
 
-    Args:
-        put: The request to store the new checkpoint.
-        head: The head before the new checkpoint is stored.
-        snapshot: The new checkpoint.
-        put_seq: The sequence number of the new checkpoint.
+    If other users have ever changed the thread, the updated record states that they did so
+    after the last message from the thread's own user. After a rewind, perdure cannot determine
+    whether the other users' changes came before or after the last message from the thread's own
+    user. perdure therefore assumes that the changes came after this message.
     """
-    former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
-    if put.merge is not None and put.merge.keeps_head is not None:
-        kept_head = put.merge.keeps_head
-        return Head(head.namespace_key, kept_head.key & _SEQ_MASK, kept_head), True
-    if former is None or snapshot.parent_id == former.checkpoint_id:
-        return new_head, False
-    if snapshot.run_start == put_seq:
-        is_root_input = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
-        return new_head, is_root_input and not put.continues_chosen_checkpoint
-    if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):
-        return new_head, False
-    return Head(
-        head.namespace_key, head.explicit_head or former.key & _SEQ_MASK, former
-    ), not head.explicit_head
+    for thread_key, _, _, sealed in (yield reader.sql("lock_client_metadata", thread_id)):
+        client = decrypt_client_metadata(reader.seal, thread_id, sealed)
+        if client is not None and client.changes_by_other_users != "none":
+            client = client.treat_changes_by_other_users_as_recent()
+            yield build_client_metadata_update(
+                reader.sql, reader.seal, thread_key, thread_id, client
+            )

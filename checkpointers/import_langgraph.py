@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -46,8 +46,9 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes to special channels, such as errors, have negative indexes. Sort them last, so that the
-# list position of each other write equals the index that `put_writes` assigns to it.
+# Sort the writes to special channels, such as langgraph's error channel, after all regular writes.
+# Writes to special channels have negative indexes. If they came first, the list position of a
+# regular write would differ from the index that `put_writes` assigns to the write.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -141,8 +142,8 @@ class _SQLiteFile:
             and {"task_id", "idx", "type"} <= columns["writes"]
         ):
             raise NotADatabase(
-                f"{self.path!r} has no tables of langgraph-checkpoint-sqlite; expected a database "
-                "file that was written by SqliteSaver or AsyncSqliteSaver"
+                f"{self.path!r} does not contain the tables of langgraph-checkpoint-sqlite; "
+                "expected a database file written by SqliteSaver or AsyncSqliteSaver"
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
@@ -210,14 +211,13 @@ class _SQLiteFile:
     def _decode_typed_value(self, label: str, type_name: Any, data: Any) -> Any:
         """Decode a value.
 
-        If decoding fails, the error message identifies the source, thread and checkpoint of the
-        value.
+        If decoding fails, the error message names the source database, the thread and the
+        checkpoint that contain the value.
         """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{label}: the file is damaged, because a value is stored as "
-                f"{type(data).__name__} with the type name {type_name!r:.40}; expected a value "
-                "stored as bytes with a string as its type name"
+                f"{label}: the file is damaged. Expected a value stored as bytes with a type name, "
+                f"but got {type(data).__name__} with the type name {type_name!r:.40}"
             )
         try:
             return self._codec.load_with_serializer(type_name, data)
@@ -256,8 +256,8 @@ class _PostgresTables:
             "checkpoints", "checkpoint_blobs", "checkpoint_writes"
         ):
             raise NotADatabase(
-                f"{self.path} has no tables of langgraph-checkpoint-postgres in this user's "
-                "search path; to copy a database of perdure, use 'perdure copy'"
+                f"the search_path of {self.path} does not contain the tables of "
+                "langgraph-checkpoint-postgres; to copy a perdure database, use 'perdure copy'"
             )
         # Tables that older versions of langgraph have created have no column for task paths.
         if "task_path" not in self._tables.list_columns("checkpoint_writes"):
@@ -278,7 +278,7 @@ class _PostgresTables:
                 stored = self._tables.read_with(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{label}: {exc}") from exc
-            # langgraph's saver raises one of these errors for a row that it cannot decode.
+            # langgraph's saver raises one of several errors for a row that it cannot decode.
             except (LookupError, TypeError, ValueError, AttributeError) as exc:
                 raise CorruptRecord(f"{label}: the checkpoint is damaged ({exc!r})") from exc
             # Skip a checkpoint that was deleted between reading its id and reading its data.
@@ -295,8 +295,9 @@ class _PostgresTables:
                 # Sort the writes in the same order as the SQL query `_WRITES`.
                 task_writes.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
-            parent_address = Address(thread_id, ns, parent_id)
-            yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)
+            yield SourceCheckpoint(
+                label, Address(thread_id, ns, parent_id), stored.checkpoint, stored.metadata, tasks
+            )
 
 
 def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[SourceTask]:
@@ -314,8 +315,8 @@ def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
         for (last_id,) in page:
             if not isinstance(last_id, str):
                 raise CorruptRecord(
-                    "the source is damaged, because one of its thread ids is not a string but "
-                    f"{last_id!r:.80}"
+                    "the source is damaged, because one of its thread ids is "
+                    f"{last_id!r:.80}; expected a string"
                 )
             yield last_id
 
@@ -341,10 +342,6 @@ class Importer:
     ) -> None:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
-        self._counts: Counter[str] = Counter()
-        # The number of the latest removal record of the thread that is being imported, read before
-        # its first checkpoint.
-        self._removal_number = 0
 
     def run(self) -> ImportReport:
         """Import all threads of the source.
@@ -357,27 +354,32 @@ class Importer:
                 import was cancelled.
             CorruptRecord: A row of the source is damaged.
         """
+        report = ImportReport()
         with closing(self.source) as source:
             for thread_id in source.iter_thread_ids():
-                read_number = partial(self.reader.removals.read_newest_number, thread_id)
-                self._removal_number = self.read(read_number)
-                source_keys = set(source.read_rows(_ADDRESSES, thread_id))
-                self.read(partial(self._check_thread_has_not_diverged, thread_id, source_keys))
-                added_before = self._count_added()
+                # Before any checkpoint of the thread is read, read the number of the thread's
+                # newest removal record.
+                removal_number = self.read(
+                    partial(self.reader.removals.read_newest_record_number, thread_id)
+                )
+                self.read(
+                    partial(
+                        self._check_thread_has_not_diverged,
+                        thread_id,
+                        set(source.read_rows(_ADDRESSES, thread_id)),
+                    )
+                )
+                thread_report = ImportReport(threads=1)
                 for checkpoint in source.iter_checkpoints(thread_id):
                     if self.stopped.is_set():
                         raise ImportFailed(
                             f"the import of {source.path!r} was cancelled; run the import again to "
                             "continue"
                         )
-                    self._import_checkpoint(checkpoint)
-                self._counts["threads"] += 1
-                self._counts["unchanged"] += self._count_added() == added_before
-        return ImportReport(**self._counts)
-
-    def _count_added(self) -> int:
-        """Return the number of checkpoints and writes that were added."""
-        return self._counts["checkpoints"] + self._counts["writes"]
+                    thread_report += self._import_checkpoint(checkpoint, removal_number)
+                is_unchanged = not (thread_report.checkpoints or thread_report.writes)
+                report += replace(thread_report, unchanged=int(is_unchanged))
+        return report
 
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
         """Raise an error if the copies of a thread in the source and the target have diverged.
@@ -402,10 +404,21 @@ class Importer:
                 "from this database first"
             )
 
-    def _import_checkpoint(self, source_checkpoint: SourceCheckpoint) -> None:
+    def _import_checkpoint(
+        self, source_checkpoint: SourceCheckpoint, removal_number: int
+    ) -> ImportReport:
         """Store a checkpoint and its pending writes, unless they are stored already.
 
-        The stored data is then read back and compared with the source.
+        After the checkpoint and its writes have been stored, they are read back and compared with
+        the source.
+
+        Args:
+            source_checkpoint: The checkpoint.
+            removal_number: The number of the thread's newest removal record. It was read before the
+                thread's first checkpoint was read.
+
+        Returns:
+            The numbers of stored and skipped checkpoints, and of stored writes.
 
         Raises:
             CorruptRecord: The checkpoint in the source is damaged.
@@ -430,30 +443,38 @@ class Importer:
         is_new = stored is None
         if is_new:
             versions = checkpoint["channel_versions"]
-            parts = parent, checkpoint, dict(metadata), versions
-            self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
+            self.write(
+                CheckpointPut(
+                    parent,
+                    checkpoint,
+                    dict(metadata),
+                    versions,
+                    loaded_removal=removal_number,
+                )
+            )
         elif not self._equals_source_checkpoint(stored, source_checkpoint):
             raise ImportFailed(
-                f"{label} differs from the checkpoint with the same id in this database; import "
-                "into a new database, or delete the thread from this database first"
+                f"{label}: this database has a different checkpoint with the same id; import into "
+                "a new database, or delete the thread from this database first"
             )
         missing_tasks = tasks if is_new else self._find_tasks_with_unstored_writes(tasks, stored)
         for task_id, path, writes in missing_tasks:
-            self.write(
-                TaskWrites(address, task_id, path, writes, loaded_removal=self._removal_number)
-            )
+            self.write(TaskWrites(address, task_id, path, writes, loaded_removal=removal_number))
         if is_new or missing_tasks:
             stored = self.read(lambda: self.reader.read_tuple(address))
         if not self._equals_source_checkpoint(
             stored, source_checkpoint
         ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
-                f"{label} was stored, but the values that were read back differ from the source, "
-                "so the import was stopped. Please report this error and the types of the "
-                "checkpoint's values"
+                f"{label}: the checkpoint was stored, but the values that were read back differ "
+                "from the source, so the import was stopped. Please report this error and the "
+                "types of the checkpoint's values"
             )
-        self._counts["checkpoints" if is_new else "skipped"] += 1
-        self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)
+        return ImportReport(
+            checkpoints=int(is_new),
+            skipped=int(not is_new),
+            writes=sum(len(task.writes) for task in missing_tasks),
+        )
 
     def _equals_source_checkpoint(
         self, stored: CheckpointTuple | None, source_checkpoint: SourceCheckpoint
@@ -496,8 +517,8 @@ class Importer:
     def _are_values_equal(self, first: Any, second: Any) -> bool:
         """Return whether two values are equal or serialise to the same bytes.
 
-        The serialised bytes are compared because some values do not equal their own copies, such as
-        NaN and objects without `__eq__`.
+        Values that compare as unequal are serialised, and their bytes are compared, because some
+        values do not equal their own copies, such as NaN and objects without `__eq__`.
         """
         if first == second:
             return True

@@ -2,9 +2,11 @@
 
 There are three kinds of labels. The labels `user_id` and `owner` identify the user of the thread. A
 checkpoint inherits its parent's `user_id` and `owner` unless its run identifies a different user.
-The label `STATE_FROM_OTHERS` means that other users have written to the state. All other labels are
-values that `CheckpointSaver.copy_context_values_to_metadata` copied from a run's context into the
-metadata. The metadata key `LABELS` lists the names of these values.
+The label `STATE_FROM_OTHERS` means that users other than the person to whom the thread belongs have
+written to the state. Context labels can have any name.
+`CheckpointSaver.copy_context_values_to_metadata` copies context labels from a run's context into
+the metadata. The metadata entry `LABELS` lists the names of the values that were copied from the
+context.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a
@@ -46,26 +48,25 @@ Users who may act for the person to whom the thread belongs do not count. The va
 it also marks all later checkpoints, forks and copies.
 """
 TURN_WITHOUT_MEMORY: Final = "perdure_turn_without_memory"
-"""The metadata key that is True if a turn that uses nobody's memories stored the checkpoint.
+"""The metadata key that is True if a run that uses nobody's memories stored the checkpoint.
 
-The turn is a run that used nobody's memories, or an update of the state by a user who may not act
-for the person to whom the thread belongs. A run that continues from such a checkpoint uses nobody's
-memories either. The value is not inherited.
+It is also True if a user who may not act for the person to whom the thread belongs updated the
+state. The value is not inherited.
 """
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
 # Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the
 # store have a similar limit.
 _LONGEST_LABEL: Final = 4096
-# Stands for a missing value, because None is a possible value.
+# Sentinel for a missing value, because None is a valid value.
 _MISSING: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata values of a checkpoint that are needed when its child is stored.
 
-    The child checkpoint inherits the labels of its parent. The list of channel names under `MERGED`
-    is also returned, because it is needed to plan a merge.
+    The child checkpoint inherits the labels of its parent. The returned dict also contains the list
+    of channel names under `MERGED`, which is needed to plan a merge.
     """
     context_labels = metadata.get(LABELS)
     names = [
@@ -78,7 +79,7 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
 def describe_actions_of_callers_other_than_person(
     metadata: Iterable[Mapping[str, Any]],
 ) -> list[str]:
-    """Return a description of each distinct action that another user took on a person's thread.
+    """Describe each distinct action that another user took on a person's thread.
 
     Args:
         metadata: The metadata of checkpoints of the thread.
@@ -117,10 +118,12 @@ def find_id_of_checkpoint_changed_by_state_update(
 def find_labels_in_run_context(
     config: RunnableConfig, label_names: Iterable[str]
 ) -> dict[str, str]:
-    """Return the named values from a run's context that are valid labels.
+    """Return the values in a run's context that can be stored as checkpoint labels, by name.
 
-    If the run does not use long-term memory, `user_id` and `owner` are omitted, because the run's
-    own metadata already identifies the person to whom the thread belongs.
+    Only the names in `label_names` are looked up in the context.
+
+    The labels `user_id` and `owner` are omitted for a run without long-term memory, because the
+    run's metadata already identifies the thread's user.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         label_names = [name for name in label_names if name not in USER_LABELS]
@@ -134,12 +137,13 @@ def build_labels_of_new_checkpoint(
     """Return the labels of a new checkpoint.
 
     Values in the new checkpoint's own metadata override labels inherited from the parent
-    checkpoint. If the new metadata, the run's context or the config identifies a different user
-    than the parent's labels, the new checkpoint inherits neither `user_id` nor `owner`, and the
-    labels identify the new user instead. Neither label is inherited, because a new `user_id` and an
-    inherited `owner` (or a new `owner` and an inherited `user_id`) could identify different users.
-    The values `""` and None mean nobody. If the parent's labels identify no user, the new
-    checkpoint's user can come only from its own metadata.
+    checkpoint. A user named in the checkpoint's metadata, the run's context or the config takes
+    precedence over the parent checkpoint's user. A checkpoint does not inherit `user_id` and
+    `owner` from a parent with a different user. If only one of `user_id` and `owner` is new, the
+    other one is not inherited from the parent, because the two labels could then identify different
+    users. The values `""` and None mean nobody. If the parent checkpoint has neither of the labels
+    `user_id` and `owner`, the user is taken only from the new checkpoint's metadata. The run's
+    context and the config are ignored in this case.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -171,9 +175,10 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     """Return `user_id` and `owner` from the run's context.
 
     A value that is not in the context is taken from `config["configurable"]`, or else from
-    `config["metadata"]`. A value that is missing everywhere is omitted. A value that is explicitly
-    None is returned like any other value. If the context is a pydantic model, only fields that the
-    caller has set are included.
+    `config["metadata"]`. A value that is missing from the context, `configurable` and `metadata` is
+    omitted from the returned dict. If `user_id` or `owner` is present and is None, the returned
+    dict contains None for it. If the context is a pydantic model, only fields that the caller has
+    set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -192,7 +197,7 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether a value and an inherited value identify the same user.
+    """Return whether a label identifies the same user as the value inherited from the parent.
 
     The result is False if `value` is not text or a number.
     """

@@ -1,6 +1,7 @@
-"""List checkpoints, filtered by thread, namespace, metadata and position.
+"""List checkpoints, filtered by thread, namespace, metadata and age.
 
-Each page is read on demand. No connection or transaction stays open between two pages.
+The checkpoints are read page by page, and each page is read on demand. After a page has been read,
+no connection or transaction stays open until the next page is read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import Address, check_optional_text, parse_address
+from perdure.checkpointers.address import Address, check_optional_text, parse_checkpoint_address
 from perdure.checkpointers.reader import CheckpointReader, build_damaged_index_error
 from perdure.checkpointers.records import (
     build_row_key,
@@ -29,7 +30,7 @@ from perdure.storage.flow import Flow, Row, fetch_rows
 
 # Maximum number of rows read by one SQL statement.
 _PAGE: Final = 256
-# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
+# Bit mask that extracts a checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
 # Highest possible row key of a checkpoint.
 _MAX_KEY: Final = (1 << 63) - 1
@@ -40,13 +41,14 @@ MetadataFilter = Mapping[str, Any]
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
     """Return whether a checkpoint's metadata matches all key-value pairs of a filter.
 
-    A key such as `a.b` can also be a dotted path to a value in a nested dict.
+    A key of the filter, such as `a.b`, can also be a dotted path to a value in a nested dict of the
+    metadata.
     """
     return all(_get_metadata_by_path(metadata, name) == value for name, value in where.items())
 
 
 def compute_tag_of_first_indexed_filter_value(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the first metadata index tag of a filter's values, or None if no value has a tag.
+    """Return the index tag of the first filter value that has one, or None if no value has a tag.
 
     A tag is a number that represents a value in the metadata index.
     """
@@ -67,7 +69,7 @@ def _get_metadata_by_path(metadata: Mapping[str, Any], path: str) -> Any:
 
 
 class Listing:
-    """Lists the checkpoints and the thread ids of a database."""
+    """Lists a database's checkpoints and thread ids."""
 
     def __init__(self, reader: CheckpointReader, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
@@ -79,9 +81,10 @@ class Listing:
         where: MetadataFilter | None,
         before: RunnableConfig | None,
     ) -> Iterator[tuple[Address, int]]:
-        """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
+        """Yield the address and row key of each checkpoint that `Checkpointer.list` returns."""
         where = where or {}
-        # Do not call `parse_address` for `before`, because this config may have no `thread_id`.
+        # Do not call `parse_checkpoint_address` with the config `before`, because `before` may lack
+        # a `thread_id`.
         before_fields = before.get("configurable") if before else None
         before_id = (
             check_optional_text("checkpoint_id", before_fields.get("checkpoint_id"))
@@ -89,13 +92,15 @@ class Listing:
             else None
         )
         if config is not None:
-            address = parse_address(config)
+            address = parse_checkpoint_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
             yield from self._iter_addresses_and_row_keys_of_thread(
                 address.thread_id, ns, where, before_id, address.checkpoint_id
             )
             return
-        tagged_checkpoints = self.read(lambda: self.find_thread_ids_and_row_keys_by_index(where))
+        tagged_checkpoints = self.read(
+            lambda: self.find_thread_ids_and_checkpoint_keys_by_metadata_index(where)
+        )
         thread_ids: Iterable[str] = self.iter_thread_ids()
         if tagged_checkpoints is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in tagged_checkpoints)
@@ -107,21 +112,24 @@ class Listing:
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads, in the order of their keys.
 
-        Each process reserves blocks of keys, so this is not always the order of creation.
+        The threads are ordered by their row keys in the database. Each process reserves blocks of
+        row keys, so the order of the keys is not always the order in which the threads were
+        created.
         """
         last_key = 0
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
             for thread_key, thread_id, indexed_key in rows:
                 if indexed_key != thread_key:
                     raise build_damaged_index_error(
-                        f"the index entry of the thread with the key {thread_key} is damaged"
+                        "an index of the table 'threads' does not match the row with "
+                        f"thread_key = {thread_key}"
                     )
                 yield thread_id
             last_key = rows[-1][0]
 
     # -- by the index of metadata
 
-    def find_thread_ids_and_row_keys_by_index(
+    def find_thread_ids_and_checkpoint_keys_by_metadata_index(
         self, where: MetadataFilter
     ) -> Flow[list[tuple[str, int]] | None]:
         """Find the checkpoints that match a metadata filter, using the metadata index.
@@ -136,14 +144,14 @@ class Listing:
         tag, last_key = compute_tag_of_first_indexed_filter_value(self.seal, where), -1
         if tag is None:
             return None
-        yield from self._check_metadata_index_entries_around_range(tag, 0, _MAX_KEY)
+        yield from self._check_neighbours_of_index_range_for_damage(tag, 0, _MAX_KEY)
         matching = []
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
                     raise build_damaged_index_error(
-                        "the metadata index has a damaged entry for the checkpoint with the key "
-                        f"{row[0]}"
+                        "the metadata index does not match the row of the table 'checkpoints' with "
+                        f"row_key = {row[0]}"
                     )
                 last_key = row[0]
                 if metadata_matches(
@@ -153,15 +161,17 @@ class Listing:
                     matching.append((thread_id, last_key))
         return matching
 
-    def _check_metadata_index_entries_around_range(
+    def _check_neighbours_of_index_range_for_damage(
         self, index_tag: int, start_key: int, stop_key: int
     ) -> Flow[None]:
-        """Check the metadata index entries next to a searched range for corruption.
+        """Check the metadata index entries adjacent to a searched range for corruption.
 
-        A corrupt entry in the metadata index can make a search end too early. A corrupt entry that
-        ends a search too early is always adjacent to the searched range.
+        A corrupt entry of the metadata index can end a search too early only if the entry is
+        directly before or after the searched range.
         """
-        # For Postgres, which checks its indexes itself, this statement is empty.
+        # The statement `neighbouring_tags` reads the index entries that are checked for corruption.
+        # On Postgres, this statement is empty, because Postgres has its own checks for index
+        # corruption.
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", index_tag, start_key, stop_key)
             for indexed, thread_id, ns, *row in neighbours:
@@ -191,7 +201,7 @@ class Listing:
             if has_index_entry == (index_tag in compute_metadata_index_tags(self.seal, metadata)):
                 return metadata
         raise build_damaged_index_error(
-            f"the metadata index has a damaged entry for the checkpoint with the key {row[0]}"
+            f"the metadata index does not match row {row[0]} of the table 'checkpoints'"
         )
 
     # -- within a thread
@@ -204,7 +214,7 @@ class Listing:
         before_id: str | None,
         only_id: str | None,
     ) -> Iterator[tuple[Address, int]]:
-        """Yield the address and the row key of each matching checkpoint of a thread.
+        """Yield the address and row key of each checkpoint of a thread that matches the filters.
 
         The checkpoints are sorted by storage time, newest first, except that the head of each
         namespace comes before all other checkpoints of its namespace.
@@ -229,10 +239,10 @@ class Listing:
             yield address._replace(checkpoint_id=decode_stored_id(row[1])), row[0]
 
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """Read a thread's last sequence number and the table rows of its namespaces.
+        """Read a thread's last sequence number, and the thread's rows in the table `namespaces`.
 
-        The last sequence number is that of the checkpoint that was stored last, even if this
-        checkpoint has been deleted since.
+        The last sequence number of a thread is that of its most recently stored checkpoint, even if
+        that checkpoint has since been deleted.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
@@ -242,8 +252,7 @@ class Listing:
         namespaces = yield self.sql("thread_namespaces", thread_key)
         if any(head > seq for _, _, head in namespaces):
             raise build_damaged_index_error(
-                f"the index entries that record the newest checkpoint of thread {thread_id!r} are "
-                "damaged"
+                f"two indexes return different newest checkpoints for the thread {thread_id!r}"
             )
         return seq, namespaces
 
@@ -256,11 +265,11 @@ class Listing:
         before_id: str | None,
         stop_seq: int,
     ) -> Iterator[tuple[int, Address, Row]]:
-        """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
+        """Yield a namespace's rows that match `where` and have sequence numbers below `stop_seq`.
 
         The head of the namespace is yielded first, even if it is not the newest checkpoint. The
-        head is yielded with the newest row's sequence number, so that it stays first when the
-        caller sorts the rows by sequence number. The other rows follow, newest first.
+        head is yielded with the sequence number of the newest matching row, so that the head stays
+        first when the caller sorts by sequence number. The other rows follow, newest first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.
@@ -314,7 +323,7 @@ class Listing:
     def _iter_matching_rows(
         self, namespace: int, stop: int, where: MetadataFilter, is_match: Callable[[Row], bool]
     ) -> Iterator[Row]:
-        """Yield the matching rows of a namespace, newest first, one page at a time."""
+        """Yield the rows of a namespace that match a filter, newest first, one page at a time."""
         while stop > 0:
             rows = self.read(
                 partial(self._read_page_of_rows, *build_row_key_range(namespace, 0, stop), where)
@@ -322,7 +331,8 @@ class Listing:
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise build_damaged_index_error(
-                    f"the index entries of the namespace number {namespace} are damaged"
+                    "an index of the table 'checkpoints' does not match the rows with "
+                    f"namespace_key = {namespace}"
                 )
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
@@ -330,7 +340,9 @@ class Listing:
     def _find_upper_bound_seq_and_id(
         self, before: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the upper bound of a listing of checkpoints that are older than a given one.
+        """Find the sequence number or id that bounds a list of checkpoints older than `before`.
+
+        The bound is exclusive. The bound is a sequence number or a checkpoint id.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
@@ -342,7 +354,7 @@ class Listing:
         rows = yield self.sql("find_checkpoint", namespace, encode_id_for_storage(checkpoint_id))
         if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(
-                f"the index entry of checkpoint {checkpoint_id!r} is damaged"
+                f"a database index does not match the row of the checkpoint {checkpoint_id!r}"
             )
         if rows:
             return rows[0][0] & _SEQ_MASK, None
@@ -356,7 +368,7 @@ class Listing:
         """
         tag = compute_tag_of_first_indexed_filter_value(self.seal, where)
         if tag is not None:
-            yield from self._check_metadata_index_entries_around_range(tag, start, stop)
+            yield from self._check_neighbours_of_index_range_for_damage(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:

@@ -1,9 +1,9 @@
 """Delete threads, the checkpoints of given runs, old checkpoints, and unreferenced log items.
 
-An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. If a
-retention rule discards the history, an item is also deleted if only transcripts refer to it.
-Unreferenced items are found and deleted in a single write transaction, so that no checkpoint that
-refers to such an item can be stored in between.
+A log item is deleted when no checkpoint, pending write or transcript of its thread refers to it. If
+a retention rule discards the history, a log item is deleted even if a transcript refers to the
+item. Unreferenced items are found and deleted in a single write transaction, so that no checkpoint
+that refers to such an item can be stored in between.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.extensions import ExtensionCounts, ThreadExtensions
 from perdure.checkpointers.labels import UPDATED, find_id_of_checkpoint_changed_by_state_update
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
     Ranges,
+    decode_ranges,
+    encode_ranges,
     extract_value_reference_from_delta_channel_reference,
-    flatten_ranges,
-    iter_log_keys_and_flat_ranges,
+    iter_referenced_log_keys_and_ranges,
     merge_ranges,
     subtract_ranges,
-    unflatten_ranges,
 )
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
@@ -46,8 +47,8 @@ from perdure.checkpointers.records import (
     encrypt_checkpoint,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
-from perdure.checkpointers.said import drop_transcript_index_of_thread
-from perdure.checkpointers.threads import ThreadReader
+from perdure.checkpointers.thread_reader import ThreadReader
+from perdure.checkpointers.transcript_index import drop_transcript_index_of_thread
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
@@ -68,7 +69,7 @@ newest first."""
 
 
 class RetentionCandidate(NamedTuple):
-    """The fields of a checkpoint that retention rules need to decide whether to keep it.
+    """The fields of a checkpoint that a retention rule needs to decide whether to keep it.
 
     Attributes:
         key: The key of the checkpoint's row.
@@ -102,13 +103,14 @@ class DeletedItems(NamedTuple):
 class Maintenance:
     """Deletes and prunes threads of a checkpointer.
 
-    Each thread is deleted in a transaction of its own, and old checkpoints are deleted in batches,
-    so that other writers are not blocked for long.
+    Each thread is deleted in its own transaction, and old checkpoints are deleted in batches, so
+    that other writers are not blocked for long.
     """
 
     def __init__(self, reader: CheckpointReader, listing: Listing, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
+        self.extensions = ThreadExtensions(reader, database)
 
     def delete_threads(self, thread_ids: Sequence[str], *, add_removal_record: bool = True) -> None:
         """Delete threads and free their disk space; see `delete_thread`."""
@@ -126,10 +128,14 @@ class Maintenance:
         keys_by_thread: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
             tagged = self.database.read(
-                partial(self.listing.find_thread_ids_and_row_keys_by_index, {"run_id": run_id})
+                partial(
+                    self.listing.find_thread_ids_and_checkpoint_keys_by_metadata_index,
+                    {"run_id": run_id},
+                )
             )
             if tagged is None:
-                # The metadata index has no entry for the run, so read the rows.
+                # The metadata index has no entry for the run, so search the checkpoint rows
+                # instead.
                 config: RunnableConfig | None = (
                     None if thread_id is None else {"configurable": {"thread_id": thread_id}}
                 )
@@ -184,9 +190,13 @@ class Maintenance:
         keep, total = _build_keep_rule(rule, time.time()), PruneReport()
         for thread_id in self._resolve_thread_ids(thread_ids):
             if dry_run:
-                options: Any = {"spares_runs": True, "dry_run": True}
                 pruned = partial(
-                    self.delete_checkpoint_batch, thread_id, keep, rule.history, **options
+                    self.delete_checkpoint_batch,
+                    thread_id,
+                    keep,
+                    rule.history,
+                    spares_runs=True,
+                    dry_run=True,
                 )
                 report = self.database.read(pruned)
             else:
@@ -203,6 +213,8 @@ class Maintenance:
 
         def find_idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
             info = yield from self.threads.find_thread_if_idle_since(thread_id, before)
+            if info is not None and (yield from self.extensions.is_thread_in_use(thread_id)):
+                return None
             if info is not None and delete:
                 yield from self.delete_thread(thread_id)
             return info
@@ -240,9 +252,15 @@ class Maintenance:
         """
         total = PruneReport()
         while True:
-            flow = partial(self.delete_checkpoint_batch, thread_id, keep, keeps_history)
             report = self.delete_and_drop_cached_thread(
-                thread_id, partial(flow, spares_runs=spares_runs)
+                thread_id,
+                partial(
+                    self.delete_checkpoint_batch,
+                    thread_id,
+                    keep,
+                    keeps_history,
+                    spares_runs=spares_runs,
+                ),
             )
             total += report
             if report.checkpoints < PRUNE_BATCH:
@@ -268,27 +286,31 @@ class Maintenance:
     ) -> Flow[None]:
         """Rebuild the title and metadata of a thread's list entry if they may be outdated.
 
-        The title or metadata may contain text copied from checkpoint data that has since been
-        deleted.
+        A list entry is outdated if its title or metadata was copied from checkpoint data that has
+        been deleted.
 
         Args:
             thread_id: The thread.
             may_metadata_be_deleted: Whether metadata may have been deleted, and not only messages.
         """
-        for row in (yield self.sql("one_thread", thread_id)):
-            title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, row[-1])
-            # A title without a message id was taken from the metadata.
+        row = yield from self.reader.find_thread_row(thread_id)
+        if row is not None:
+            title, _ = decrypt_listed_title_and_encoded_metadata(
+                self.seal, thread_id, row.list_entry
+            )
+            # If a title has no message id, it was taken from the metadata.
             if title is None or title.message_id is not None or may_metadata_be_deleted:
                 yield from self.threads.recompute_thread_list_entry(row)
 
     def delete_thread(
-        self, thread_id: str, *, with_runs: bool = True, add_removal_record: bool = True
+        self, thread_id: str, *, with_extensions: bool = True, add_removal_record: bool = True
     ) -> Flow[PruneReport]:
         """Delete a thread and all of its data. An unknown id is ignored.
 
         Args:
             thread_id: The thread.
-            with_runs: Whether its runs, events, crons and webhooks are deleted as well.
+            with_extensions: Whether the rows that other components keep for the thread are deleted
+                as well, such as the runs of the server.
             add_removal_record: Whether to add a removal record, so that runs in progress can store
                 nothing in the thread any more.
 
@@ -299,6 +321,13 @@ class Maintenance:
         if not rows:
             return PruneReport()
         thread_key = rows[0][0]
+        # If a component is unknown, `delete_rows_of_thread` raises SchemaMismatch before anything
+        # is deleted.
+        counts = (
+            (yield from self.extensions.delete_rows_of_thread(thread_id, thread_key))
+            if with_extensions
+            else ExtensionCounts()
+        )
         ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
         if add_removal_record:
             ids = yield from self._load_checkpoint_ids(thread_key)
@@ -310,13 +339,7 @@ class Maintenance:
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread_key)
         yield from drop_transcript_index_of_thread(self.sql, thread_key)
-        if not with_runs:
-            return PruneReport(checkpoints, items, 1, size)
-        run_rows = yield self.sql("drop_runs", thread_key)
-        events = yield self.sql("drop_events", thread_key, 0, NO_LIMIT, NO_LIMIT)
-        crons = yield self.sql("drop_crons", thread_id)
-        yield self.sql("drop_webhooks", thread_id)
-        return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
+        return PruneReport(checkpoints, items, 1, size, *counts)
 
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
         """Return the ids of all checkpoints of a thread.
@@ -378,7 +401,9 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that `keep` does not select, then unreferenced log items.
+        """Delete one batch of the checkpoints that the rule `keep` does not select.
+
+        Then delete the thread's log items that are no longer referenced.
 
         Args:
             thread_id: The thread.
@@ -394,9 +419,7 @@ class Maintenance:
         """
         rows, live_run_ids = (yield self.sql("find_thread", thread_id)), set[str]()
         if spares_runs and rows:
-            live_run_ids = {
-                run_id for (run_id,) in (yield self.sql("live_runs_of_thread", thread_id))
-            }
+            live_run_ids = yield from self.extensions.list_ids_of_live_runs(thread_id)
         candidates = []
         if rows:
             candidates = yield from self._select_checkpoints_to_delete(
@@ -436,17 +459,16 @@ class Maintenance:
     def _select_checkpoints_to_delete(
         self, thread_id: str, thread_key: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
-        """Return the checkpoints to delete, each paired with its namespace's key.
+        """Return the checkpoints to delete, each with the key of its namespace.
 
-        The rule `keep` selects the checkpoints to keep. All other checkpoints are returned, with
-        two exceptions. A checkpoint is not returned if a server needs it to continue a run in
-        `live_run_ids`. An ancestor of a kept checkpoint is not returned if its pending writes are
-        needed to rebuild the value of a `DeltaChannel`. The checkpoints of each namespace are
-        sorted by storage time, oldest first.
+        The rule `keep` selects the checkpoints to keep. The method returns the checkpoints that
+        `keep` does not select. Checkpoints that a server needs to continue a run in `live_run_ids`
+        are not returned. Rebuilding a kept checkpoint's `DeltaChannel` values may require the
+        pending writes of an ancestor. The required ancestors are not returned, so that they are not
+        deleted. The checkpoints of each namespace are sorted by storage time, oldest first.
 
-        Unless `dry_run` is True, the method also updates the metadata of each kept head, so that
-        the metadata still identifies the checkpoint to which state updates were applied (see
-        `_store_id_of_checkpoint_before_state_updates`).
+        If `dry_run` is False, the method may also update the metadata of a kept head whose parent
+        checkpoint is about to be deleted. See `_store_id_of_checkpoint_before_state_updates`.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -457,9 +479,17 @@ class Maintenance:
                 metadata = self.reader.decode_metadata(snapshot)
                 is_head = row[0] == build_row_key(namespace, head)
                 active_at = self.reader.decode_checkpoint_unix_time(snapshot, row[4])
-                parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
                 candidates.append(
-                    RetentionCandidate(*parts, snapshot.stored_channels(), is_head, len(row[5]))
+                    RetentionCandidate(
+                        row[0],
+                        snapshot.checkpoint_id,
+                        snapshot.parent_id,
+                        active_at,
+                        metadata,
+                        snapshot.stored_channels(),
+                        is_head,
+                        len(row[5]),
+                    )
                 )
             kept_ids = keep(candidates)
             if live_run_ids and not ns:
@@ -483,9 +513,10 @@ class Maintenance:
     ) -> Flow[set[str]]:
         """Return the ids of the checkpoints that the server needs to continue live runs.
 
-        A live run is one that has not ended. The result contains the latest checkpoint of each live
-        run. It also contains each checkpoint that has a pending write whose task id is the id of a
-        live run. The server can store such a write at the checkpoint from which the run starts.
+        A live run is one that has not ended. The server needs the latest checkpoint of each live
+        run. The server can store pending writes of a live run at a checkpoint, for example at the
+        checkpoint from which the run starts. The server also needs this checkpoint to continue the
+        run.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -500,13 +531,15 @@ class Maintenance:
     def _store_id_of_checkpoint_before_state_updates(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Record in the head's metadata the checkpoint to which its state updates were applied.
+        """Record in the head's metadata the id of the checkpoint that preceded the state updates.
 
-        The metadata key `UPDATED` holds the id of the checkpoint to which the first update was
-        applied. The id is stored only if the head is the last of several consecutive state updates
-        and the checkpoints of the earlier updates are deleted. Once those checkpoints are deleted,
-        following parent ids from the head no longer leads to the checkpoint to which the first
-        update was applied.
+        Several state updates can follow each other without a run between them. The checkpoint of
+        the last update can have the metadata key `UPDATED`. The value of `UPDATED` is the id of the
+        checkpoint to which the first of these state updates was applied. The method sets the
+        metadata key `UPDATED` of the head only if two conditions are met: several consecutive state
+        updates led to the head, and the head's parent checkpoint is about to be deleted. The
+        deletion of the head's parent checkpoint breaks the chain of parent ids. The head's metadata
+        must therefore contain the id of the checkpoint that preceded the state updates.
         """
         for head in candidates:
             updated = (
@@ -521,14 +554,16 @@ class Maintenance:
             if head.checkpoint_id in kept_ids and head.parent_id not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
                 snapshot = self.reader.decrypt_checkpoint_row(thread_id, ns, row)
-                metadata = {**head.metadata, UPDATED: updated}
                 snapshot.encoded_fields[1] = self.reader.codec.encode(
-                    metadata, lambda: "metadata", exact=True
+                    {**head.metadata, UPDATED: updated}, lambda: "metadata", exact=True
                 )
-                body = encrypt_checkpoint(
-                    self.seal, thread_id, ns, row, snapshot, snapshot.transcript
+                yield self.sql(
+                    "rewrite_checkpoint",
+                    encrypt_checkpoint(
+                        self.seal, thread_id, ns, row, snapshot, snapshot.transcript
+                    ),
+                    head.key,
                 )
-                yield self.sql("rewrite_checkpoint", body, head.key)
 
     # -- items
 
@@ -571,7 +606,7 @@ class Maintenance:
                 if keeps_history:
                     _add_flat_ranges_to_live_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
-                    unknown = _get_transcripts_of_delta_channels_with_unknown_value(snapshot)
+                    unknown = _get_transcripts_of_delta_channels_without_stored_value(snapshot)
                     to_rewrite.append((ns, row, snapshot, unknown))
                     _add_flat_ranges_to_live_ranges(
                         (transcript for transcript in unknown.values() if _has_aliases(transcript)),
@@ -579,9 +614,9 @@ class Maintenance:
                     )
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in excluded:
-                    writes = decrypt_writes(self.seal, thread_id, ns, row)
                     _add_referenced_log_positions_to_live_ranges(
-                        (ref for _, _, ref in writes), live_ranges
+                        (ref for _, _, ref in decrypt_writes(self.seal, thread_id, ns, row)),
+                        live_ranges,
                     )
         for ns, row, snapshot, unknown in to_rewrite if not dry_run else ():
             transcript = {
@@ -590,8 +625,11 @@ class Maintenance:
                 else _drop_unreferenced_positions(stored_transcript, live_ranges)
                 for channel, stored_transcript in unknown.items()
             }
-            body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript)
-            yield self.sql("rewrite_checkpoint", body, row[0])
+            yield self.sql(
+                "rewrite_checkpoint",
+                encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript),
+                row[0],
+            )
         return (
             yield from self._delete_items_outside_ranges(
                 thread_id, thread_key, live_ranges, dry_run
@@ -607,7 +645,7 @@ class Maintenance:
         """
         items = freed_bytes = 0
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
-            yield from self._extend_live_ranges_by_items_of_aliases(
+            yield from self._add_items_of_live_aliases_to_live_ranges(
                 thread_id, name, log, live_ranges[log]
             )
             for start, stop in subtract_ranges(
@@ -622,18 +660,18 @@ class Maintenance:
                     yield self.sql("drop_items", *keys)
         return DeletedItems(items, freed_bytes)
 
-    def _extend_live_ranges_by_items_of_aliases(
+    def _add_items_of_live_aliases_to_live_ranges(
         self, thread_id: str, channel: str, log_key: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Add the target positions of a log's live aliases to the log's live ranges.
+        """Resolve the live aliases, and add the positions of their items to `live_ranges`.
 
-        An alias is a log entry that refers to an earlier item. The live ranges of a log contain the
-        log positions that are still referenced.
+        An alias is a log entry that refers to an earlier item of the same log. The live ranges of a
+        log contain the log positions that are still referenced.
         """
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
-            # Read the aliases in pages, because a long range can contain more aliases than fit in
-            # one page.
+            # Read the aliases in pages, because a long range can contain more aliases than one page
+            # holds.
             for first in range(max(start, ALIASES), stop, ITEMS_PAGE_SIZE):
                 aliases = self.reader.read_items_page(
                     thread_id, channel, log_key, first, min(first + ITEMS_PAGE_SIZE, stop)
@@ -643,8 +681,8 @@ class Maintenance:
         live_ranges += origin_ranges
 
 
-def _get_transcripts_of_delta_channels_with_unknown_value(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the stored transcripts of the `DeltaChannel`s whose values are unknown."""
+def _get_transcripts_of_delta_channels_without_stored_value(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the stored transcripts of `DeltaChannel`s for which a checkpoint stores no value."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
@@ -656,21 +694,21 @@ def _get_transcripts_of_delta_channels_with_unknown_value(snapshot: Snapshot) ->
 
 def _has_aliases(stored_transcript: Any) -> bool:
     """Return whether a stored transcript contains aliases, which refer to earlier log items."""
-    return any(start >= ALIASES for start, _ in unflatten_ranges(stored_transcript[1]))
+    return any(start >= ALIASES for start, _ in decode_ranges(stored_transcript[1]))
 
 
 def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges_by_log: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Remove items that are no longer referenced from a stored transcript.
+    """Remove unreferenced items from a stored transcript.
 
     `live_ranges_by_log` contains the log positions that are still referenced.
     """
     log, numbers = stored_transcript
-    ranges = unflatten_ranges(numbers)
+    ranges = decode_ranges(numbers)
     return [
         log,
-        flatten_ranges(
+        encode_ranges(
             subtract_ranges(
                 ranges,
                 merge_ranges(
@@ -684,12 +722,14 @@ def _drop_unreferenced_positions(
 def _add_referenced_log_positions_to_live_ranges(
     refs: Iterable[Any], live_ranges_by_log: dict[int, Ranges]
 ) -> None:
-    """Extend the live ranges of each log by all positions that `refs` point to.
+    """Collect the log positions to which `refs` point, and add them to `live_ranges_by_log`.
+
+    Each element of `refs` is a reference to a channel value.
 
     The live ranges contain the log positions that are still referenced.
     """
     _add_flat_ranges_to_live_ranges(
-        chain.from_iterable(map(iter_log_keys_and_flat_ranges, refs)), live_ranges_by_log
+        chain.from_iterable(map(iter_referenced_log_keys_and_ranges, refs)), live_ranges_by_log
     )
 
 
@@ -697,13 +737,15 @@ def _add_flat_ranges_to_live_ranges(
     log_keys_and_flat_ranges: Iterable[tuple[int, Sequence[Any]]],
     live_ranges_by_log: dict[int, Ranges],
 ) -> None:
-    """Add each log's flat ranges to the live ranges of that log.
+    """Decode log ranges from flat lists of integers, and add the ranges to `live_ranges_by_log`.
+
+    A flat list has the form `[start, length, start, length, ...]`.
 
     The live ranges contain the log positions that are still referenced.
     """
     for log, numbers in log_keys_and_flat_ranges:
-        live_ranges_by_log[log] += unflatten_ranges(numbers)
-        # To limit memory use, merge the ranges as soon as there are more than 4,096 of them.
+        live_ranges_by_log[log] += decode_ranges(numbers)
+        # To limit memory use, join the live ranges of a log as soon as there are more than 4,096.
         if len(live_ranges_by_log[log]) > 4096:
             live_ranges_by_log[log] = merge_ranges(live_ranges_by_log[log])
 
@@ -711,7 +753,7 @@ def _add_flat_ranges_to_live_ranges(
 def _add_ancestors_needed_for_deltas(
     candidates: list[RetentionCandidate], kept_ids: set[str]
 ) -> set[str]:
-    """Return the ids of the kept checkpoints and of all ancestors on which they depend.
+    """Return the ids of the kept checkpoints and of the ancestors needed to rebuild their values.
 
     A checkpoint depends on an ancestor if the ancestor's pending writes are needed to rebuild the
     value of a `DeltaChannel`.
@@ -732,11 +774,11 @@ def _add_ancestors_needed_for_deltas(
 def _find_id_of_checkpoint_before_state_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Find the checkpoint to which the first of several consecutive state updates was applied.
+    """Find the checkpoint from which the head was created by consecutive state updates.
 
-    The search starts at the head. From each checkpoint that was stored by a state update, it
-    continues with the checkpoint to which the update was applied; see
-    `find_id_of_checkpoint_changed_by_state_update`.
+    The search starts at the head. At each checkpoint that a state update created, the search
+    continues with the checkpoint to which the update was applied (see
+    `find_id_of_checkpoint_changed_by_state_update`).
 
     Returns:
         The id of the checkpoint, or None if the head was not stored by a state update.
@@ -773,7 +815,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
             selected += candidates[: rule.last]
         if rule.days is not None:
             selected += [c for c in candidates if c.active_at >= now - rule.days * 86400]
-        # A checkpoint is not the end of a turn if a later superstep of a run continues from it.
+        # A checkpoint ends a turn only if no later superstep of a run continues from it.
         if rule.turns:
             inner_parents = {c.parent_id for c in candidates if c.metadata.get("source") == "loop"}
             selected += [c for c in candidates if c.checkpoint_id not in inner_parents]
@@ -789,11 +831,9 @@ def _check_retention_rule(rule: Retention) -> None:
         ConfigurationError: The rule is not valid.
     """
     if rule.last is None and rule.days is None and not rule.turns:
-        raise ConfigurationError(
-            "the retention rule selects nothing; pass last=, days= or turns=True"
-        )
+        raise ConfigurationError("the retention rule is empty; pass last=, days= or turns=True")
     for name, value in (("last", rule.last), ("days", rule.days)):
         if value is not None and value < 0:
             raise ConfigurationError(
-                f"the retention rule's {name!r} is {value!r}; expected a number, 0 or more"
+                f"the retention rule's {name!r} is {value!r}; expected a number of 0 or more"
             )

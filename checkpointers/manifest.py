@@ -15,10 +15,12 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, which is a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items is stored with at most `compute_max_log_range_count(n)` ranges. If a value would need
-more ranges than that, groups of neighbouring short ranges are each replaced with a single range of
-aliases (see `group_short_log_ranges_for_merging`). An alias is a log entry that refers to an
-earlier item by its position. In each log, the positions of aliases start at `ALIASES`.
+of n items is stored with at most `compute_max_log_range_count(n)` ranges. An alias is a log entry
+that refers to an earlier item of the same log by its position. If a value has more ranges than this
+maximum, perdure appends new aliases for the items in several consecutive short ranges. The new
+aliases have consecutive log positions. The reference to the value then contains one range of new
+aliases instead of several short ranges (see `group_short_log_ranges_for_merging`). In each log, the
+positions of aliases start at `ALIASES`.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ from typing import Any, Final
 
 # Encoded form of a value or of part of a value; see the module docstring for all forms.
 ValueReference = Any
-# The first position of a range in a log, and the position after its last one.
+# A half-open range of log positions: the first position, and the position after the last one.
 Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-# `DELTA` is negative, so that `ref[0] == DELTA` is False for any bytes object `ref`, because the
-# elements of a bytes object are never negative.
+# `DELTA` is negative, so `ref[0] == DELTA` is always False if `ref` is a bytes object. The elements
+# of a bytes object are never negative.
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # The lowest log position of aliases.
-# The smallest limit on the number of log ranges per value. The limit grows with the number of items
-# in the value; see `compute_max_log_range_count`.
+# Maximum number of log ranges for a value with at most one item. The maximum grows with the number
+# of items in the value; see `compute_max_log_range_count`.
 MIN_RANGE_LIMIT: Final = 8
 
 
@@ -54,14 +56,21 @@ def compute_max_log_range_count(item_count: int) -> int:
 
 
 def group_short_log_ranges_for_merging(ranges: Ranges) -> list[Ranges]:
-    """Divide log ranges into groups, with a separate group for each of the longest ranges.
+    """Divide log ranges into groups, and put each of the longest ranges into its own group.
 
-    To reduce the number of ranges, the caller replaces each group of two or more ranges with one
-    range of aliases. An alias is a log entry that refers to an earlier item. The longest ranges are
-    kept as they are, so that few aliases need to be written. The number of ranges that are kept is
-    at most a quarter of the limit returned by `compute_max_log_range_count`. Consecutive shorter
-    ranges are combined into one group. Similarly, log-structured merge trees rarely rewrite their
-    largest components, to limit write amplification (O'Neil et al., 1996).
+    The caller reduces the number of ranges by appending aliases to the log. An alias is a log entry
+    that refers to an earlier item of the same log. If a group contains at least two ranges, the
+    caller appends one alias for each log position in these ranges. Each alias refers to the item at
+    the corresponding log position. The aliases have consecutive log positions, so a single range of
+    aliases can replace all ranges of the group. The longest ranges are not replaced, because the
+    caller would have to write a new alias for every item in a long range. The function leaves the N
+    longest ranges unchanged. N is a quarter of the maximum number of log ranges that a value may
+    have. For example, if a value may have at most 8 log ranges, its 2 longest ranges (a quarter of
+    8) are not replaced with aliases. The N longest ranges, which are left unchanged, are called
+    long log ranges. All other ranges count as short log ranges. Consecutive short log ranges form
+    one group. Two short log ranges are placed in different groups if a long log range lies between
+    them. Log-structured merge trees also rarely rewrite their largest components, to limit write
+    amplification (O'Neil et al., 1996).
 
     >>> group_short_log_ranges_for_merging([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -176,7 +185,7 @@ def drop_repeated_positions(
     return join_adjacent_ranges(unique)
 
 
-def flatten_ranges(ranges: Ranges) -> list[int]:
+def encode_ranges(ranges: Ranges) -> list[int]:
     """Flatten ranges to their stored form, `[start, length, start, length, ...]`."""
     numbers: list[int] = []
     for start, stop in ranges:
@@ -184,16 +193,16 @@ def flatten_ranges(ranges: Ranges) -> list[int]:
     return numbers
 
 
-def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
-    """Convert a flat list `[start, length, ...]` to ranges."""
+def decode_ranges(numbers: Sequence[int]) -> Ranges:
+    """Convert a flat list `[start, length, ...]` to a list of `(start, stop)` ranges."""
     iterator = iter(numbers)
     return [(start, start + length) for start, length in zip(iterator, iterator, strict=True)]
 
 
 def extract_value_reference_from_delta_channel_reference(ref: ValueReference) -> ValueReference:
-    """Unwrap a `DeltaChannel` reference, and return the reference to the channel's value.
+    """Return the reference to a channel's value, without the wrapper that a `DeltaChannel` adds.
 
-    For a snapshot of a `DeltaChannel`, this is the reference that the snapshot contains. For a
+    For a `DeltaChannel` snapshot, the reference that is stored in the snapshot is returned. For a
     `DeltaChannel` with an unknown value, the result is None. A reference that does not belong to a
     `DeltaChannel` is returned unchanged.
     """
@@ -202,23 +211,24 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
     return ref
 
 
-def iter_log_keys_and_flat_ranges(ref: Any) -> Iterator[tuple[int, list[int]]]:
+def iter_referenced_log_keys_and_ranges(value_ref: Any) -> Iterator[tuple[int, list[int]]]:
     """Yield `(log_key, flat_ranges)` for each part of a value reference that points to a log.
 
-    Flat ranges have the form `[start, length, ...]`.
+    `flat_ranges` contains log ranges as one flat list of numbers, `[start, length, start, length,
+    ...]`.
     """
-    ref = extract_value_reference_from_delta_channel_reference(ref)
-    if ref is None or isinstance(ref, bytes):
+    value_ref = extract_value_reference_from_delta_channel_reference(value_ref)
+    if value_ref is None or isinstance(value_ref, bytes):
         return
-    kind = ref[0]
+    kind = value_ref[0]
     if kind == ITEM:
-        yield ref[1], [ref[2], 1]
+        yield value_ref[1], [value_ref[2], 1]
     elif kind == MAP:
-        for inner_ref in ref[1].values():
-            yield from iter_log_keys_and_flat_ranges(inner_ref)
+        for inner_ref in value_ref[1].values():
+            yield from iter_referenced_log_keys_and_ranges(inner_ref)
     elif kind in (LIST, DICT):
-        yield ref[1], ref[2]
+        yield value_ref[1], value_ref[2]
     else:
-        for element in ref[1]:
+        for element in value_ref[1]:
             if not isinstance(element, bytes):
                 yield element[0], element[1:]

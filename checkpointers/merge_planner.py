@@ -1,18 +1,27 @@
 """Merge a state update's checkpoint with the checkpoints of a concurrent run.
 
 LangGraph's `update_state` reads a checkpoint and stores a child checkpoint. If a run concurrently
-continues from the same checkpoint, it stores a second child, which would split the thread into two
-branches. To keep the thread in one branch, perdure merges the update with the run, unless both have
-written to the same channel. Whichever child is stored second receives the values of the channels
-that the first child changed. A merged checkpoint always takes its tasks, its `versions_seen` and
-LangGraph's routing channels (such as `branch:to:...`) from the run, never from the state update.
+continues from the checkpoint that `update_state` has read, the run stores a second child, which
+would split the thread into two branches. To keep the thread in one branch, perdure merges the state
+update's checkpoint with the run's checkpoint. The two checkpoints are not merged if the state
+update and the run have written to the same channel. If the state update's checkpoint is stored
+before the run's next checkpoint, perdure copies values from the update's checkpoint to the run's
+next checkpoint. The copied values are those of the channels that the update changed. If a run and a
+state update are concurrent and the run's checkpoint is stored first, the channel values that the
+run changed are copied into the state update's checkpoint. A merged checkpoint always takes its
+tasks, its `versions_seen` and LangGraph's routing channels (such as `branch:to:...`) from the run,
+never from the state update.
 
-The run is not aware of the merge and continues from its in-memory state, which does not include the
-values written by the state update. The run's later checkpoints must therefore be merged as well,
-until the run has read those values. A merge assigns a new version to each channel whose value it
-copies. The run has read the copied value as soon as one of its checkpoints contains this version of
-the channel or a higher one. Until the run has read the copied value, the checkpoint's metadata
-lists the channel's name under `MERGED`.
+The run is not aware that its checkpoint was merged with a state update. The run continues from its
+in-memory state, which lacks the values that the state update wrote. The state update's values would
+be missing from later checkpoints of the run. To prevent this loss, perdure merges these values into
+each later checkpoint of the run until the run has read the values. A merge assigns a new version to
+each channel whose value it copies. To find out whether the run has read the copied value, perdure
+checks the channel's version in a later checkpoint of the run. The run has read the value if this
+version is equal to or higher than the version that the merge assigned. The metadata key `MERGED` of
+a run's checkpoint lists channels whose values a merge has copied from a state update. A channel
+remains under the metadata key `MERGED` in the run's later checkpoints until the run has read the
+value that the merge copied into the channel.
 """
 
 from __future__ import annotations
@@ -24,9 +33,7 @@ from uuid import uuid4
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.cache import Head, Snapshot, Thread
-from perdure.checkpointers.labels import MERGED, find_id_of_checkpoint_changed_by_state_update
-from perdure.checkpointers.manifest import DELTA, SNAPSHOT
-from perdure.checkpointers.merge import (
+from perdure.checkpointers.head_merge import (
     Merge,
     build_lowest_channel_version_of_merge_epoch,
     extract_merge_epoch_from_version_bits,
@@ -34,28 +41,28 @@ from perdure.checkpointers.merge import (
     is_state_channel,
     parse_whole_part_of_version,
 )
+from perdure.checkpointers.labels import MERGED, find_id_of_checkpoint_changed_by_state_update
+from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
-    collect_transcript_ranges_to_store,
+    build_put_writes_statement,
     decrypt_writes,
     encode_id_for_storage,
     encrypt_checkpoint,
-    encrypt_writes,
 )
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-# Maximum number of checkpoints to read when following parent ids from the head back to a new
-# checkpoint's parent.
+# Maximum number of checkpoints to read while following parent ids from the head.
 _MAX_STEPS: Final = 64
 # Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
 `DeltaChannel`s if the durability is `exit`."""
-# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
+# Bit mask that extracts a checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
 _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 """Placeholder for the parent of a new checkpoint that has no parent."""
@@ -97,9 +104,8 @@ class MergePlanner:
             or put.config is None
             or put.continues_chosen_checkpoint
             or source == "fork"
+            or self._ns == VIEWS_NAMESPACE
         ):
-            return None
-        if self._ns == VIEWS_NAMESPACE:
             return None
         if parent is None and put.address.checkpoint_id is not None:
             return (
@@ -118,8 +124,9 @@ class MergePlanner:
             return self._plan_merge_of_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            # Skip the merge, because the run may also have written to one of the head's
-            # `DeltaChannel`s.
+            # Do not merge the run's new checkpoint with the head, because the head contains a
+            # `DeltaChannel`. Both the run and a state update may have written to this
+            # `DeltaChannel`.
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
@@ -129,13 +136,12 @@ class MergePlanner:
     def _plan_put_with_pruned_parent(
         self, put: CheckpointPut, current_head: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
-        """Plan how to merge a new checkpoint whose parent was pruned.
+        """Build the merge plan for a new checkpoint whose parent was pruned.
 
-        The pruned parent is the checkpoint that the run or the state update last read or stored
-        before the new checkpoint. The current head was stored after the pruned parent, by a state
-        update or by a later run. If a run's checkpoint cannot be merged, the current head remains
-        the head. There are two exceptions: a run's first checkpoint, whose source is `input`, and a
-        checkpoint that is the only one of its run.
+        For example, a state update stores a new head while a run is active. A retention rule then
+        deletes the run's most recent checkpoint. The run still names the deleted checkpoint as the
+        parent of its next checkpoint. A run's checkpoint that cannot be merged becomes the head
+        only if its source is `input` or if it is the run's only checkpoint.
 
         Args:
             put: The request to store the new checkpoint.
@@ -165,11 +171,16 @@ class MergePlanner:
     def _plan_put_on_merged_head(
         self, put: CheckpointPut, current_head: Snapshot, merged_channels: Collection[str]
     ) -> Flow[Merge | None]:
-        """Plan how to merge a new checkpoint whose parent is a head that contains merged channels.
+        """Build the merge plan for a new checkpoint that is a child of the head.
 
-        A merged channel is one whose value was copied to the head from another checkpoint. The run
-        might not have read the copied value yet. If the run has written to a merged channel without
-        having read the copied value, the new checkpoint is not merged and does not become the head.
+        The method is called only if the head has merged channels.
+
+        A merged channel is one whose value was copied to the head from another checkpoint. A merge
+        can copy channel values to the head while a run is in progress. The run may store its next
+        checkpoint before the run has read the copied values. A run may overwrite a channel without
+        having read the value that a merge copied into this channel. The run's new checkpoint then
+        does not become the head, except if the current head is an anchor, which is an empty
+        checkpoint.
 
         Args:
             put: The request to store the new checkpoint.
@@ -183,9 +194,10 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.decode_superstep_number(current_head) == _ANCHOR_STEP:
-                # Do not merge if the head is an anchor, the empty checkpoint under which a thread's
-                # first run stores its writes to `DeltaChannel`s. The new checkpoint becomes the
-                # head instead.
+                # Normally, a run's next checkpoint does not become the head if the run overwrites a
+                # copied value without having read the value. This rule does not apply if the head
+                # is an anchor. An anchor is an empty checkpoint at which a thread's first run
+                # stores its `DeltaChannel` writes.
                 return None
             return Merge(
                 current_head,
@@ -201,7 +213,9 @@ class MergePlanner:
     def _plan_merge_of_run_checkpoint(
         self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
-        """Plan how to merge a run's new checkpoint with a state update that has become the head.
+        """Build the plan for merging a run's new checkpoint with a state update's checkpoint.
+
+        The state update's checkpoint is the head of the namespace.
 
         Return None if the run and the state update have written to the same channel.
         """
@@ -233,13 +247,18 @@ class MergePlanner:
     def _plan_merge_of_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
-        """Plan how to merge a state update with a run that continued from the same checkpoint.
+        """Build the merge plan for a state update and a run that continue from the same checkpoint.
 
-        Return None if the state update and the run have written to the same channel, or if the
-        state update writes to a `DeltaChannel` whose value the head stores.
+        Return None if the state update and the run have written to the same channel. Return None if
+        the state update writes to a `DeltaChannel` whose full value is stored in the head.
         """
+        # The written channels include each updated `DeltaChannel` without a stored value, because
+        # langgraph rebuilds the value of such a channel from its writes.
         written = {
-            c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
+            c
+            for c in put.new_versions
+            if is_state_channel(c)
+            and (c in put.checkpoint["channel_values"] or c in put.delta_channels)
         }
         written_by_both = written & _find_channels_written_since(current_head, base_checkpoint)
         if not all(
@@ -248,12 +267,16 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # LangGraph would load the stored value of the `DeltaChannel` and ignore the update's
-            # pending writes, because they belong to an older checkpoint.
+            # Do not merge the state update with the head, because the head stores a
+            # `DeltaChannel`'s full value. LangGraph would load this value from the head. LangGraph
+            # would then ignore the state update's pending writes to the `DeltaChannel`, which are
+            # stored at an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.decode_superstep_number(current_head)
-        fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
-        put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
+        put.encoded_fields[0] = codec.encode(
+            {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]},
+            lambda: "checkpoint",
+        )
         if step is not None:
             self._set_metadata_value_of_put(put, "step", step + 1)
         other_versions = {
@@ -264,7 +287,7 @@ class MergePlanner:
     def _plan_merge_that_copies_channels_from_head(
         self, put: CheckpointPut, current_head: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
-        """Plan a merge that copies channels from the head.
+        """Build the plan for a merge that copies channels from the head.
 
         Returns:
             The merge, or None if no new versions can be assigned to the channels, because the
@@ -279,8 +302,10 @@ class MergePlanner:
         versions = {}
         for channel in channels:
             version = current_head.channel_versions[channel]
-            # A channel version from a merge epoch that the run has not reached is higher than every
-            # version that the run can assign, so it is kept.
+            # The merge epoch is the part of a channel's version that merges increase. If the merge
+            # epoch of a channel's version is higher than every merge epoch that the run knows, keep
+            # the channel's version. The channel's version is then already higher than any version
+            # that the run can assign.
             is_newer = (extract_merge_epoch_from_version_bits(version) or 0) > own_epoch
             versions[channel] = (
                 version
@@ -299,12 +324,14 @@ class MergePlanner:
         )
 
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
-        """Finish a merge after the new checkpoint has been stored.
+        """Update the thread list and, if necessary, the head after a merged checkpoint was stored.
 
-        If the new checkpoint could not be merged and the old head remains the head, the thread's
-        entry in the thread list is updated from the old head. If the new checkpoint is a state
-        update and a task of the run has failed or been interrupted, the update's values are copied
-        into the run's checkpoint, which becomes the head again.
+        If the new checkpoint could not be merged, the attribute `merge.keeps_head` contains the
+        checkpoint that is the head after the put. If the new checkpoint in the root namespace could
+        not be merged, the method copies metadata from the head to the thread's entry in the thread
+        list. If the new checkpoint belongs to a state update and a task of the run has failed or
+        been interrupted, the update's values are copied into the run's checkpoint. The run's
+        checkpoint then becomes the head again.
 
         Args:
             merge: The merge.
@@ -330,13 +357,14 @@ class MergePlanner:
     ) -> Flow[bool]:
         """Copy values from state updates into a run's checkpoint, and make it the new head.
 
-        If `requires_stopped_task` is True, the values are copied only if a task of the run's
-        checkpoint failed or was interrupted. After a task has failed or been interrupted, the run
-        stores no further checkpoint into which the state updates could be merged.
+        If a task fails or is interrupted, the run stores no further checkpoint. In this case, a
+        state update's values cannot be merged into a later checkpoint of the run, because no later
+        checkpoint exists.
 
         Args:
             run_checkpoint_id: The id of the run's checkpoint.
-            requires_stopped_task: Whether to check that a task has stopped at that checkpoint.
+            requires_stopped_task: Whether to copy values only if a task that started from the run's
+                checkpoint has failed or been interrupted.
 
         Returns:
             Whether the values of the updates were copied. The values are not copied if the run's
@@ -368,8 +396,11 @@ class MergePlanner:
             },
         ).copy_head_channels_into(run)
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
-        metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
-        run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
+        run.encoded_fields[1] = codec.encode(
+            self._reader.decode_metadata(run) | {MERGED: sorted(merged)},
+            lambda: "metadata",
+            exact=True,
+        )
         yield from self._store_changed_checkpoint_as_head(run)
         return True
 
@@ -378,8 +409,8 @@ class MergePlanner:
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, checkpoint)
         for row in (yield from self._reader.read_rows_of_writes(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            # A task counts as stopped only if it has not finished since it failed or was
-            # interrupted. For example, an interrupted task can finish after its interrupt has been
+            # A task that failed or was interrupted counts as stopped only if it has not finished
+            # since then. For example, an interrupted task can finish after its interrupt has been
             # answered.
             has_finished = any(index >= 0 for index, _, _ in writes)
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
@@ -395,7 +426,6 @@ class MergePlanner:
             *thread_and_ns,
             row,
             checkpoint,
-            collect_transcript_ranges_to_store(checkpoint),
         )
         yield [
             reader.sql("rewrite_checkpoint", body, checkpoint.key),
@@ -406,12 +436,13 @@ class MergePlanner:
             yield from reader.update_thread_list_entry_from_head(self._thread_id, (*row[:5], body))
 
     def has_merged_channels_unread_by_run(self, head: Head | None) -> bool:
-        """Return whether the head contains merged values that the run might not have read yet.
+        """Return whether the head contains merged values that the run may not have read yet.
 
-        A merged channel is one whose value was copied to the head from another checkpoint. A head
-        with merged values that the run has not read is not cached. If the head is not cached, the
-        transaction that stores the next checkpoint uses a `MergePlanner` to decide whether to
-        merge.
+        A merged channel is one whose value was copied to the head from another checkpoint. A merge
+        can copy values into the head before the active run has read them. The head is not cached
+        while it contains merged values that the active run may not have read. If the head is not
+        cached, the transaction that stores the next checkpoint uses a `MergePlanner` to decide
+        whether to merge the checkpoint with the head.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_merged_channels_unread_by_run(snapshot))
@@ -420,24 +451,19 @@ class MergePlanner:
 
     def _read_snapshot(self, checkpoint_id: str) -> Flow[Snapshot | None]:
         """Read a checkpoint of the namespace by its id, or return None if it does not exist."""
-        rows = yield self._reader.sql(
-            "find_checkpoint", self._head.namespace_key, encode_id_for_storage(checkpoint_id)
+        return (
+            yield from self._reader.read_snapshot(
+                self._thread_id, self._ns, self._head.namespace_key, checkpoint_id, self._thread
+            )
         )
-        if not rows:
-            return None
-        snapshot = self._reader.decrypt_checkpoint_row(self._thread_id, self._ns, rows[0])
-        yield from self._reader.unflatten_ranges_in_snapshot(
-            self._thread_id, self._thread, snapshot
-        )
-        return snapshot
 
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether the head descends from `ancestor` through allowed checkpoints only.
+        """Return whether all checkpoints from the head back to `ancestor` have an allowed source.
 
-        The result is True if `ancestor` is an ancestor of the head and if the head and all
-        checkpoints in between have one of the allowed sources.
+        The `source` of the head and of each checkpoint between `ancestor` and the head must be in
+        `allowed_sources`. If `ancestor` is not an ancestor of the head, False is returned.
 
         Args:
             ancestor: The checkpoint.
@@ -464,10 +490,12 @@ class MergePlanner:
     def _find_last_merged_state_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the latest state update merged into the head, or the head if there is none.
+        """Return the checkpoint of the last state update that was merged into the head.
 
-        The head is also returned if any channel in `channels` has different values in the state
-        update and in the head.
+        If no state update was merged into the head, the method returns the head.
+
+        The method also returns the head if a channel in `channels` has different values in the head
+        and in the state update's checkpoint.
         """
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
@@ -485,9 +513,9 @@ class MergePlanner:
         )
 
     def _list_merged_channels_unread_by_run(self, snapshot: Snapshot) -> list[str]:
-        """Return the merged channels that the run might not have read yet.
+        """Return the channels whose merged values the run may not have read yet.
 
-        A merged channel is one whose value was copied to the checkpoint by a merge.
+        A merge copied these values into `snapshot` from another checkpoint.
         """
         names = (
             self._reader.decode_labels_for_child_checkpoints(snapshot).get(MERGED)
@@ -499,21 +527,17 @@ class MergePlanner:
         )
 
 
-def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
-    """Return whether a new checkpoint stores a channel's value or the writes needed to rebuild it.
-
-    A `DeltaChannel` without a stored value is rebuilt from pending writes.
-    """
-    return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
-
-
 def _has_run_read_channel(put: CheckpointPut, channel: str, base_checkpoint: Snapshot) -> bool:
-    """Return whether a run has read the channel value that a merge copied into `base_checkpoint`.
+    """Return whether a run has read the channel value that was merged into `base_checkpoint`.
 
-    If the run has written a new version of the channel, it has read the merged value if that
-    version's merge epoch is at least as high as in `base_checkpoint`. If the run has not written to
-    the channel, it has read the merged value only if its new checkpoint contains the same version
-    as `base_checkpoint`.
+    The merge epoch is the part of a channel version that counts merges. If the run wrote to the
+    channel, the function compares the merge epoch of the new version with the merge epoch of the
+    version in `base_checkpoint`. Suppose that the channel's merge epoch in the new checkpoint is
+    equal to or higher than the channel's merge epoch in `base_checkpoint`. The run has then read
+    the merged value. If the run did not write to the channel, the function compares the channel's
+    versions in the new checkpoint and in `base_checkpoint`. If the run did not write to the
+    channel, the run has read the merged value only if the new checkpoint and `base_checkpoint`
+    contain the same version of the channel.
     """
     version, merged_version = (
         put.checkpoint["channel_versions"].get(channel),
@@ -527,7 +551,7 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base_checkpoint: Sna
 
 
 def _find_channels_written_since(current_head: Snapshot, base_checkpoint: Snapshot) -> set[str]:
-    """Return the state channels whose versions differ in the head and in `base_checkpoint`."""
+    """Return the state channels whose versions differ between the head and `base_checkpoint`."""
     versions = current_head.channel_versions.items()
     return {
         c
@@ -541,13 +565,14 @@ def _infer_snapshot_of_pruned_checkpoint(
 ) -> Snapshot:
     """Infer a pruned checkpoint's channel versions from a new child checkpoint.
 
-    A channel that the new checkpoint has not changed has the same version in the pruned parent. For
-    a channel that the new checkpoint has changed, the version in the head is compared with the
-    lowest version that the new checkpoint assigned to any channel. LangGraph assigns each changed
-    channel a version that is higher than all versions the run has read. If the version in the head
-    is lower than every version that the new checkpoint assigned, the pruned parent had the same
-    version as the head. If the version in the head is not lower, it was assigned after the pruned
-    parent was stored. In this case, the parent's version is unknown and the channel is omitted.
+    If the new checkpoint did not change a channel, the new checkpoint and the pruned parent contain
+    the same version of the channel. LangGraph assigns each changed channel a version that is higher
+    than all versions the run has read. For each changed channel, the function compares the head's
+    version with the versions that the new checkpoint assigned. If the head's version of a channel
+    is lower than every version that the new checkpoint assigned, the channel has not changed
+    between the pruned parent and the head. For such a channel, the function uses the head's version
+    as the pruned parent's version. Other changed channels are omitted from the returned snapshot,
+    because their versions in the pruned parent are unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -565,7 +590,7 @@ def _infer_snapshot_of_pruned_checkpoint(
 def _may_head_descend_from_base_in_same_turn(
     current_head: Snapshot, base_checkpoint: Snapshot
 ) -> bool:
-    """Return whether the head could descend from `base_checkpoint` with no input in between."""
+    """Return whether the head could be a later checkpoint in the same turn as `base_checkpoint`."""
     for channel, version in base_checkpoint.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -589,12 +614,16 @@ def _is_delta(ref: Any) -> bool:
 def _is_channel_version_changed_only_by_merge(
     channel: str, current_head: Snapshot, base_checkpoint: Snapshot
 ) -> bool:
-    """Return whether only a merge has changed a channel's version since `base_checkpoint`.
+    """Return whether a channel's version changed only because checkpoints were merged.
+
+    The function looks at the changes between `base_checkpoint` and the head. A merge combines a
+    state update's checkpoint with the checkpoint of a concurrent run.
 
     A merge can increase the epoch of a channel's version without changing the channel's value, so
-    both the epochs and the values are compared. Comparing only the values is not enough, because a
-    run may have written the same value again. Comparing only the versions is not enough either,
-    because a run and a concurrent update can assign the same version to different values.
+    both the epochs and the values are compared. If a run writes the same value again, the channel's
+    version changes and the version's epoch stays the same. The function therefore compares epochs
+    to detect a merge. The function compares values, because a run and a state update can assign the
+    same version to different values.
     """
     old_epoch, new_epoch = (
         extract_merge_epoch_from_version_bits(base_checkpoint.channel_versions.get(channel)),
@@ -612,9 +641,10 @@ def try_making_run_checkpoint_head_again(
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again after a state update has replaced it.
 
-    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted. If a
-    task of the run stores writes after the state update, the run was still active when the update
-    was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
+    The run's checkpoint becomes the head again only if a task that started from that checkpoint has
+    failed or been interrupted. If one of the run's tasks stores its writes later than a state
+    update, the run was still active when the state update was stored. See
+    `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
 
     Args:
         reader: The reader of the database.
@@ -631,16 +661,23 @@ def try_making_run_checkpoint_head_again(
         or request.task_id == NULL_TASK
         or is_update_path(request.task_path)
     ):
-        # The writes do not come from a run in progress, but from a state update, a response to an
-        # interrupt, or a run that was deliberately resumed from an earlier checkpoint.
+        # If a state update's checkpoint has become the head, only a write of a run in progress can
+        # make the run's checkpoint the head again. Writes of state updates, of responses to
+        # interrupts and of runs deliberately resumed from an earlier checkpoint do not change the
+        # head.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_checkpoint_row(*address[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
         return False
     yield from reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
-    head = Head(namespace, explicit_head, snapshot)
-    planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, head)
+    planner = MergePlanner(
+        reader,
+        address.thread_id,
+        address.checkpoint_ns,
+        thread,
+        Head(namespace, explicit_head, snapshot),
+    )
     return (
         yield from planner.try_copying_state_updates_into_run_checkpoint(
             address.checkpoint_id or "", requires_stopped_task=not request.is_stopped
@@ -651,12 +688,13 @@ def try_making_run_checkpoint_head_again(
 def avoid_task_id_clash_and_get_new_task_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Ensure that a state update and a task store their writes under different task ids.
+    """Prevent a state update and a task from storing their writes under the same task id.
 
-    LangGraph's `update_state` sometimes stores its own writes under the id of one of the run's
-    tasks. To avoid this conflict, the writes of the state update are stored under a new, random
-    task id. If the writes of the state update are already stored under the task's id, they are
-    moved to the new id.
+    LangGraph's `update_state` sometimes stores its writes under the id of a task of a concurrent
+    run. To avoid a conflict with the task's writes, the state update's writes are stored under a
+    new, random task id. A state update may already have stored its writes under the id of a run's
+    task. The state update's writes are then moved to a new, random task id. The transaction that
+    stores the task's writes also moves the state update's writes to the new task id.
 
     Args:
         reader: The reader of the database.
@@ -671,17 +709,14 @@ def avoid_task_id_clash_and_get_new_task_id_and_path(
     if is_update_path(request.task_path):
         return new_task_id, request.task_path + ASIDE_SUFFIX
     uid = encode_id_for_storage(request.address.checkpoint_id)
-    row = uid, encode_id_for_storage(request.task_id), path, body
-    stored = decrypt_writes(reader.seal, *request.address[:2], row)
-    sealed = encrypt_writes(
-        reader.seal, (*request.address, new_task_id, path + ASIDE_SUFFIX), stored
+    stored = decrypt_writes(
+        reader.seal, *request.address[:2], (uid, encode_id_for_storage(request.task_id), path, body)
     )
-    yield reader.sql(
-        "put_writes",
+    yield build_put_writes_statement(
+        reader.sql,
+        reader.seal,
         namespace,
-        uid,
-        encode_id_for_storage(new_task_id),
-        path + ASIDE_SUFFIX,
-        sealed,
+        (*request.address, new_task_id, path + ASIDE_SUFFIX),
+        stored,
     )
     return request.task_id, request.task_path

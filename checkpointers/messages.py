@@ -60,11 +60,11 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
     """Return whether validation would leave the fields of a message unchanged.
 
-    Objects that are nested in the fields are not checked. Encoding a message fails if they are not
-    plain data.
+    Objects that are nested in the values of the message's fields are not checked. Encoding a
+    message fails if an object nested in its fields is not plain data.
     """
     cls, fields = type(message), message.__dict__
-    if fields.keys() != _FIELDS.get(cls) and not _have_newly_added_fields_default_values(
+    if fields.keys() != _FIELDS.get(cls) and not _are_fields_added_by_newer_versions_at_defaults(
         cls, fields
     ):
         return False
@@ -80,11 +80,16 @@ def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
         and type(fields["id"]) in _TEXT_OR_NONE
         and type(fields["name"]) in _TEXT_OR_NONE
         and (cls is not AIMessage or _has_plain_tool_calls_and_usage(fields))
-        and (cls is not ToolMessage or _is_plain_tool_message(fields))
+        and (
+            cls is not ToolMessage
+            or (type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error"))
+        )
     )
 
 
-def _have_newly_added_fields_default_values(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
+def _are_fields_added_by_newer_versions_at_defaults(
+    cls: type[BaseMessage], fields: dict[str, Any]
+) -> bool:
     """Return whether all message fields other than those in `_FIELDS` have their default values.
 
     A newer version of langchain-core may have added fields to a message class.
@@ -103,20 +108,15 @@ def _have_newly_added_fields_default_values(cls: type[BaseMessage], fields: dict
     return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new_defaults.items())
 
 
-def _is_plain_tool_message(fields: dict[str, Any]) -> bool:
-    """Return whether the fields of a `ToolMessage` are plain data."""
-    return type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error")
-
-
 def _has_plain_tool_calls_and_usage(ai_message_fields: dict[str, Any]) -> bool:
-    """Return whether the tool calls and token counts of an `AIMessage` are plain data."""
+    """Return whether an `AIMessage`'s tool calls and token counts have only JSON types."""
     calls, usage = ai_message_fields["tool_calls"], ai_message_fields["usage_metadata"]
     if (
         "tool_calls" in ai_message_fields["additional_kwargs"]
         or ai_message_fields["invalid_tool_calls"] != []
+        or type(calls) is not list
+        or not _DICT.issuperset(map(type, calls))
     ):
-        return False
-    if type(calls) is not list or not _DICT.issuperset(map(type, calls)):
         return False
     for call in calls:
         if not (
@@ -129,12 +129,17 @@ def _has_plain_tool_calls_and_usage(ai_message_fields: dict[str, Any]) -> bool:
             return False
     if usage is None:
         return True
-    if type(usage) is not dict or not usage.keys() >= _USAGE_COUNTS:
+    if (
+        type(usage) is not dict
+        or not usage.keys() >= _USAGE_COUNTS
+        or not _INT.issuperset(map(type, map(usage.__getitem__, _USAGE_COUNTS)))
+    ):
         return False
+    if len(usage) == len(_USAGE_COUNTS):
+        return True
     details = [usage[key] for key in usage.keys() - _USAGE_COUNTS]
     return (
         usage.keys() <= _USAGE_COUNTS | _USAGE_DETAILS
-        and _INT.issuperset(map(type, map(usage.__getitem__, _USAGE_COUNTS)))
         and _DICT.issuperset(map(type, details))
         and _INT.issuperset(type(n) for detail in details for n in detail.values())
     )
@@ -150,36 +155,30 @@ _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def pack_messages_if_all_plain(
-    classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
-) -> list[bytes] | None:
-    """Return the encoding of each message, or None if one of the messages is not plain data.
+def pack_messages_if_all_plain(messages: Sequence[BaseMessage]) -> list[bytes] | None:
+    """Return each message as msgpack bytes, or None if msgpack cannot represent a message's fields.
 
-    Messages can be compared by comparing their encodings. Before storing an encoding, callers must
-    check the message with `is_message_unchanged_by_validation`.
+    None is also returned if a message has fields that its class does not declare.
+
+    Messages can be compared by comparing their encodings. Before storing the encoding of a message,
+    callers must check the message with `is_message_unchanged_by_validation`.
 
     Args:
-        classes: The class of each message, from `CLASSES`.
-        messages: The messages.
+        messages: The messages, whose classes must be in `CLASSES`.
     """
     if any(map(_get_extra, messages)):
         return None
-    pairs = zip(map(_CODES.__getitem__, classes), map(_get_fields, messages), strict=True)
+    codes = map(_CODES.__getitem__, map(type, messages))
+    pairs = zip(codes, map(_get_fields, messages), strict=True)
     try:
         return list(map(packb, pairs, repeat(None), repeat(PACK)))
     except TypeError:
         return None
 
 
-def pack_message_in_declared_field_order(message: BaseMessage) -> bytes | None:
-    """Encode a message with its fields in the order in which its class declares them.
-
-    Returns:
-        The bytes, or None if the fields are in this order already.
-    """
+def pack_message_in_declared_field_order(message: BaseMessage) -> bytes:
+    """Encode a message with its fields in the order in which its class declares them."""
     cls, fields = type(message), message.__dict__
-    if [*fields] == [*cls.model_fields]:
-        return None
     return packb((_CODES[cls], {name: fields[name] for name in cls.model_fields}), None, PACK)
 
 
@@ -210,12 +209,14 @@ def unpack_messages(
         ):
             deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            # Validate a message whose fields differ from those of its class, because it was stored
-            # by another version of langchain-core.
+            # Validate a message if its stored fields differ from the fields that its class
+            # declares. Such a difference means that another version of langchain-core stored the
+            # message.
             if fields.keys() != names[classes[i]] and not is_packed_by_this_process:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(
-            f"stored messages cannot be decoded ({exc}); the database is damaged"
+            f"the database is damaged: stored messages cannot be decoded ({exc}); restore it from "
+            "a backup"
         ) from exc
     return messages

@@ -1,8 +1,9 @@
 """Read and restore the attributes of pydantic models, dataclasses, enums and named tuples.
 
 Reading and rebuilding an object never runs code defined by its class, such as a constructor,
-`__setattr__`, a property, a validator or `_missing_`. The only exceptions are default factories.
-They are called for fields and private attributes that are missing from the stored data.
+`__setattr__`, a property, a validator or `_missing_`. While an object is read or rebuilt, the
+class's default factories are the only code of the class that may run. The default factories fill
+fields and private attributes that are missing from the stored data.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
     """Return the kind of a class: enum, pydantic model, dataclass or named tuple.
 
     The result is `"enum"`, `"model"`, `"dataclass"`, `"namedtuple"`, or None for any other class.
-    None is also returned for a dataclass that inherits from a built-in class other than `object`,
-    because its attributes do not contain all of its data.
+    For a dataclass that inherits from a built-in class other than `object`, the result is None,
+    because the attributes of an instance do not contain all of its data.
     """
     bases = cls.__mro__
     if enum.Enum in bases:
@@ -60,7 +61,7 @@ def get_module_and_class_name(cls: type) -> tuple[str, str]:
     """Return the module name and the qualified name by which `find_class` can find a class."""
     name = cls.__qualname__
     # Pydantic omits the enclosing classes from the qualified name of a parametrised model such as
-    # `Box[int]`. Add them here.
+    # `Box[int]`. Add the names of the enclosing classes to `name`.
     if "[" in name and BaseModel in cls.__mro__:
         origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
         if origin is not None:
@@ -69,12 +70,12 @@ def get_module_and_class_name(cls: type) -> tuple[str, str]:
 
 
 def find_class(module: str, name: str, *, load: bool) -> type | None:
-    """Find a class by its module and `__qualname__`; return None if it does not exist.
+    """Find a class by its module and `__qualname__`; return None if there is no such class.
 
-    If the module is already loaded, `find_class` does not run any code of the module. In
-    particular, `find_class` neither calls the module's `__getattr__` nor triggers lazy loading. A
-    parametrised pydantic model such as `Box[int]` is found only if this process has already created
-    the parametrised class.
+    If the module is already loaded, `find_class` does not run any code of the module. For example,
+    `find_class` neither calls the module's `__getattr__` nor triggers lazy loading. A parametrised
+    pydantic model such as `Box[int]` is found only if this process has already created the
+    parametrised class.
 
     Args:
         module: The name of the module.
@@ -84,7 +85,8 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
     if load and module not in sys.modules:
         try:
             importlib.import_module(module)
-        except Exception:  # Importing the module runs its code, which can raise any error.
+        # Catch all exceptions, because importing a module runs its code, which can raise any error.
+        except Exception:
             return None
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
@@ -105,7 +107,7 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
 
 
 def explain_missing_class(module: str, name: str) -> str:
-    """Return the part of an error message that explains why `find_class` cannot find a class."""
+    """Return the reason why `find_class` cannot find a class, for use in an error message."""
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return f"this process has not imported the module {module!r}"
@@ -122,14 +124,17 @@ def explain_missing_class(module: str, name: str) -> str:
 
 
 def read_instance_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of a model, dataclass instance, enum member or named tuple, by name.
+    """Return the attributes of an object as a dict, keyed by attribute name.
+
+    The object is a pydantic model, a dataclass instance, an enum member or a named tuple.
 
     In the returned dict, the class's fields come first, in definition order, and other attributes
-    follow, sorted by name. For a member of an enum, the dict has the single key `value`.
+    follow, sorted by name. For a member of an enum, the returned dict has the single key `value`.
 
-    Private attributes of models are left out. Values cached by `functools.cached_property` are left
-    out too, because they are recomputed on access. The attribute `__orig_class__`, which `typing`
-    sets on instances of generic classes, is left out as well.
+    The returned dict does not contain the private attributes of models. Values that
+    `functools.cached_property` has cached are left out, because they are recomputed on access. The
+    returned dict does not contain the attribute `__orig_class__`, which `typing` sets on instances
+    of generic classes.
     """
     cls: Any = type(value)
     kind = detect_enum_model_dataclass_or_namedtuple(cls)
@@ -196,7 +201,7 @@ def rebuild_object_of_class(
     *,
     is_model_dump: bool = False,
 ) -> Any:
-    """Rebuild a model, a dataclass instance or a named tuple, or return the matching enum member.
+    """Rebuild a model, dataclass instance or named tuple, or look up an enum member by its value.
 
     Args:
         cls: The class.
@@ -215,8 +220,8 @@ def rebuild_object_of_class(
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
         raise AttributeMismatch(
-            f"the attributes are stored as a {type(payload).__name__}; expected a dict that maps "
-            "attribute names to values"
+            f"the object's stored attributes are a {type(payload).__name__}; expected a dict of "
+            "attribute names and values"
         )
     if kind == "model":
         return _rebuild_pydantic_model(
@@ -233,11 +238,12 @@ def rebuild_object_of_class(
 
 
 def _find_enum_member(cls: Any, value: Any) -> Any:
-    """Return the enum member whose value equals `value`.
+    """Return the enum member with the given value.
 
     A `Flag` value can combine several members.
     """
-    # The value of a member may be a tuple that was stored as a list.
+    # The tuple value of an enum member may have been stored as a list. Compare a list with the
+    # members' values twice, as a list and as a tuple.
     for candidate in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
             member_value = object.__getattribute__(member, "_value_")
@@ -306,7 +312,7 @@ def _rebuild_pydantic_model(
 
 
 def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
-    """Rebuild a dataclass by setting its attributes, with defaults for missing fields."""
+    """Rebuild a dataclass instance from stored attributes, with defaults for missing fields."""
     slots, dict_descriptor = _find_slot_descriptors_and_dict_descriptor(cls)
     attributes = dict(payload)
     for field in dataclasses.fields(cls):
@@ -315,8 +321,8 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            # A slot must be set to its default explicitly. For any other field, the class attribute
-            # provides the default.
+            # If the field is stored in a slot, the default must be set explicitly. If the field is
+            # not stored in a slot, the class attribute provides the default.
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
@@ -362,7 +368,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
 def _rebuild_dumped_dict_as_annotated(
     annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]
 ) -> Any:
-    """Rebuild a model, dataclass or dict from its `model_dump()` output, using the type annotation.
+    """Rebuild a model, dataclass or dict from its `model_dump()` output and the field's annotation.
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """

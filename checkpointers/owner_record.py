@@ -1,11 +1,15 @@
 """Record whether a server with an Auth file has used this database.
 
-On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
-organisation. A row in the `settings` table records that a server with an Auth file has used the
-database. The existence of the row is the record; its value has no meaning. If this row does not
-exist, the `owner` of each thread is assumed to be a person, as on a server with API keys. The row
-is also written to a copy of the database, and to a database into which it is merged. An export of
-threads does not contain the row, because an import normally assigns each thread to a user.
+If a server is configured with an Auth file, the auth handlers in this file set the owner of each
+thread. An owner can then be an organisation instead of a person. A row in the `settings` table
+records that a server with an Auth file has used the database. Only the existence of the `settings`
+row matters. The value of the row has no meaning. If the `settings` row is missing, each thread's
+`owner` is assumed to be a person. A server can use API keys instead of an Auth file. Such a server
+treats every thread owner as a person, never as an organisation. If a database is copied or merged
+into another one, the `settings` row is also written to the target. An export of threads leaves out
+the `settings` row about the Auth file. The `settings` row records the fact that organisations may
+own threads, and nothing else. The importing database does not need the `settings` row, because an
+imported thread normally belongs to a user and not to an organisation.
 """
 
 from __future__ import annotations
@@ -26,18 +30,21 @@ def may_owners_be_organisations(database: Database) -> bool:
 
 
 def record_that_owners_may_be_organisations(database: Database) -> None:
-    """Record permanently that organisations can own threads in a database."""
-    # Read before writing. When a server starts, the mark is usually already set, so no write is
-    # needed.
+    """Mark a database permanently as one whose threads may be owned by organisations."""
+    # Check whether the `settings` row exists before writing, because it usually exists when a
+    # server starts.
     if not may_owners_be_organisations(database):
         database.write(add_organisations_mark)
 
 
 def read_organisations_mark() -> Flow[bool]:
-    """Return whether the database is marked as one in which organisations can own threads."""
+    """Return whether the database records that organisations can own threads."""
     return bool((yield from fetch_rows(_FIND)))
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Record that organisations can own threads, unless this is already recorded."""
+    """Insert the marker row into the `settings` table, unless the row exists already.
+
+    The marker row says that organisations can own threads in this database.
+    """
     yield Statement(_ADD, (_ORGANISATIONS,))

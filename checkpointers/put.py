@@ -29,6 +29,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Thread, Title, Write
 from perdure.checkpointers.codec import Codec, ValuesAsEncoded
 from perdure.checkpointers.delta import COUNTERS, ChannelUpdate, DeltaChannelWrites
+from perdure.checkpointers.head_merge import Merge
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -41,25 +42,28 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     ValueReference,
+    decode_ranges,
     iter_positions,
-    unflatten_ranges,
 )
-from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.values import Continuation, DeltaSnapshot, pack
 from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
+START_SOURCES: Final = {"input", "update", "fork"}
+"""The values of `source` in the metadata of a checkpoint that starts a run."""
 # Maximum encoded size, in bytes, of a value that is stored inline in its checkpoint's row.
 MAX_INLINE_BYTES: Final = 128
 # Minimum length of a list or dict in a pending write for its elements to be looked up in the
 # channel's log. Shorter lists and dicts are stored without references to the log.
 _MIN_ELEMENTS_FOR_LOG: Final = 8
+_CONTAINERS: Final = {list, dict}
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 # Maximum length of a thread title, in characters. Longer titles are truncated.
 MAX_TITLE_CHARS: Final = 80
-# Number of messages, at the start of a thread, whose text can become the thread's title.
+# Number of messages at the start of a thread that are searched for a human message. If the metadata
+# contains no title, the text of the first human message becomes the thread's title.
 TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
 """The metadata key under which an imported checkpoint stores the times of its last messages.
@@ -191,18 +195,18 @@ class CheckpointPut:
 
     @property
     def is_only_checkpoint_of_run(self) -> bool:
-        """Whether this is the only checkpoint that the run stores.
+        """Whether this checkpoint is the only one that the run stores.
 
         A run with durability `exit` makes a single `put` call, when it ends or is interrupted.
         """
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
-    def encode_values_in_place(self, codec: Codec, cached_thread: Thread | None) -> None:
+    def encode_values(self, codec: Codec, cached_thread: Thread | None) -> None:
         """Encode the changed channels, the metadata, and the other fields of the checkpoint.
 
-        The values are encoded as soon as langgraph calls `put`, because the graph may change its
-        objects before the transaction runs.
+        The encoded values are kept in this object. The channel values are encoded as soon as
+        langgraph calls `put`, because the graph may change the objects before the transaction runs.
 
         Args:
             codec: Encodes values.
@@ -215,9 +219,10 @@ class CheckpointPut:
         checkpoint = self.checkpoint
         self._values = dict(checkpoint["channel_values"])
         self._versions = dict(checkpoint["channel_versions"])
-        self._versions_seen = {
-            node: dict(seen) for node, seen in checkpoint["versions_seen"].items()
-        }
+        versions_seen = checkpoint["versions_seen"]
+        self._versions_seen = dict(
+            zip(versions_seen, map(dict, versions_seen.values()), strict=True)
+        )
         self.cached_thread = cached_thread
         for channel, value in self._values.items():
             # LangGraph's internal channels, such as the task channel, have names that start with
@@ -229,7 +234,8 @@ class CheckpointPut:
                 )
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel_value(codec, channel)
-        # Ignore these errors, because `ts` might not be a valid timestamp.
+        # `ts` might not be a valid timestamp. Ignore the errors that parsing an invalid `ts`
+        # raises.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
@@ -246,7 +252,9 @@ class CheckpointPut:
             self.delta_channels = [*self.delta_channels, *channels_without_snapshot]
         if not self.address.checkpoint_ns:
             self.title = build_title(self.metadata, self._values.get("messages"))
-        other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        other_fields: dict[str, Any] = {**checkpoint}
+        for name in _OWN_FIELDS:
+            other_fields.pop(name, None)
         self.encoded_fields = [
             codec.encode(other_fields, lambda: "checkpoint"),
             # Reject lone surrogates in the metadata, because replacing them could change a user id.
@@ -256,10 +264,11 @@ class CheckpointPut:
     def _record_creation_times_of_last_messages(
         self, items: list[bytes], unix_times: object
     ) -> None:
-        """Record when the latest items in the `messages` channel were created.
+        """Set `item_times` from the creation times of the latest items in the `messages` channel.
 
-        The two lists are aligned at the end, so the last element of `unix_times` belongs to the
-        last item. Times in the future are ignored.
+        The lists `items` and `unix_times` can have different lengths, and are aligned at the end:
+        the last element of `unix_times` is the creation time of the last item. Times in the future
+        are ignored.
         """
         now = time.time()
         for item, item_time in zip(
@@ -276,13 +285,13 @@ class CheckpointPut:
     def replace_cache_references_and_messages_by_copies(
         self, thread_key: int, generation: int
     ) -> None:
-        """Make the request independent of outdated cached data and of the caller's messages.
+        """Copy messages. If the cached thread is outdated, replace log references with the items.
 
-        Call this method before planning the write again, because the cached thread and the message
-        objects may have changed since this request was encoded. References to log items are
-        replaced with the items themselves if the cached thread is outdated, that is, if its key or
-        generation differs from `thread_key` or `generation`. Each message is replaced with a copy
-        that is decoded from its encoding.
+        Call this method before retrying the write with current data from the database. The cached
+        thread and the message objects may have changed since the values were encoded. If the cached
+        thread is outdated (its key or generation differs from `thread_key` or `generation`),
+        references to log items are replaced with the items themselves. Each message is replaced
+        with a copy, decoded from its encoded form.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items_if_outdated(
@@ -294,20 +303,42 @@ class CheckpointPut:
             )
 
     def _encode_channel_value(self, codec: Codec, channel: str) -> EncodedValue:
-        """Return the encoded value of a channel.
+        """Encode a channel's value, and return the encoded value.
 
-        Each channel's value is encoded only once, on the first call.
+        The elements of a list or dict that is stored in the log are encoded one by one, so that
+        each encoded element can be compared with the items in the log.
+
+        The value of each channel is encoded only once, when this method is first called for the
+        channel.
+
+        Raises:
+            Unstorable: The value cannot be stored.
         """
-        encoded_value = self._encoded.get(channel)
-        if encoded_value is None:
-            path = f"channel_values[{channel!r}]"
-            encoded_value = self._encoded[channel] = encode_channel_value(
-                codec, self._values[channel], path
+        if channel in self._encoded:
+            return self._encoded[channel]
+        path, value = f"channel_values[{channel!r}]", self._values[channel]
+        inner_value = value.value if type(value) is DeltaSnapshot else value
+        is_snapshot = inner_value is not value
+        if type(value) is Continuation:
+            elements = _list_elements_and_encodings(codec, value.items, path)
+            encoded_value = EncodedValue(LIST, *elements, b"", continues_parent=True)
+        elif type(inner_value) in _CONTAINERS and _are_elements_stored_separately(inner_value):
+            kind = DICT if type(inner_value) is dict else LIST
+            elements = _list_elements_and_encodings(codec, inner_value, path)
+            encoded_value = EncodedValue(kind, *elements, b"", is_snapshot)
+        else:
+            encoded = codec.encode(value, lambda: path)
+            is_inline = len(encoded) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
+            if is_snapshot and not is_inline:
+                encoded = codec.encode(inner_value, lambda: path)
+            encoded_value = EncodedValue(
+                None if is_inline else ITEM, [], [], encoded, is_snapshot and not is_inline
             )
-            if encoded_value.is_snapshot and encoded_value.kind != ITEM:
-                self.snapshot_channels = [*self.snapshot_channels, channel]
-            elif type(self._values[channel]) is DeltaSnapshot:
-                self.delta_channels = [*self.delta_channels, channel]
+        self._encoded[channel] = encoded_value
+        if encoded_value.is_snapshot and encoded_value.kind != ITEM:
+            self.snapshot_channels = [*self.snapshot_channels, channel]
+        elif is_snapshot:
+            self.delta_channels = [*self.delta_channels, channel]
         return encoded_value
 
     def channel_version(self, channel: str) -> Any:
@@ -315,7 +346,7 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return the `(element, encoding)` pairs of a channel value that is a list or dict."""
+        """Return `(element, encoding)` pairs for a channel value that is a list or dict."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
@@ -343,38 +374,76 @@ class CheckpointPut:
             if (
                 is_unchanged
                 and parent is not None
-                and parent.has_version(channel, versions[channel])
+                and channel in parent.references
+                and parent.channel_versions.get(channel) == versions[channel]
                 and parent.references[channel][0] != DELTA
             ):
                 values_to_store[channel] = None
             elif channel in self._inline:
                 values_to_store[channel] = self._inline[channel]
             else:
-                value = self._encode_channel_value(codec, channel)
-                if value.kind is None:
-                    values_to_store[channel] = value.encoded
-                    continue
-                log = logs.get(channel) or ChannelLog(0, channel)
-                if value.continues_parent and (parent is None or channel not in parent.ranges):
-                    thread_id, _, parent_id = self.address
-                    reason = (
-                        "no parent checkpoint is named"
-                        if parent_id is None
-                        else f"the parent checkpoint {parent_id!r} does not contain the list"
-                    )
-                    raise UnknownCheckpoint(
-                        f"the list in channel {channel!r} of thread {thread_id!r} was not stored, "
-                        "because it continues the list of its parent checkpoint, and "
-                        f"{reason}. The parent checkpoint may have been deleted meanwhile; repeat "
-                        "the operation"
-                    )
-                hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-                values_to_store[channel] = _split_into_known_ranges_and_new_items(
-                    codec, log, value, hint, f"channel_values[{channel!r}]"
+                value = self._encoded.get(channel) or self._encode_channel_value(codec, channel)
+                values_to_store[channel] = (
+                    value.encoded
+                    if value.kind is None
+                    else self._split_value(codec, logs, parent, channel, value)
                 )
         if self.replayed is not None:
             self._add_replayed_writes_to_values(self.replayed, logs, values_to_store)
         return values_to_store
+
+    def _split_value(
+        self,
+        codec: Codec,
+        logs: Mapping[str, ChannelLog],
+        parent: Snapshot | None,
+        channel: str,
+        value: EncodedValue,
+    ) -> SplitValue:
+        """Split a value into ranges of items that are already in the log and new items.
+
+        To find the items that the log already contains, the encoded elements are compared with the
+        items in the log. The ranges of the parent's value are compared first.
+
+        Raises:
+            UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
+        """
+        log = logs.get(channel) or ChannelLog(0, channel)
+        if value.continues_parent and (parent is None or channel not in parent.ranges):
+            thread_id, _, parent_id = self.address
+            reason = (
+                "it extends a list of the parent checkpoint, but the config names no parent"
+                if parent_id is None
+                else f"it extends a list that the parent checkpoint {parent_id!r} does not contain"
+            )
+            raise UnknownCheckpoint(
+                f"the list in channel {channel!r} of thread {thread_id!r} was not stored, "
+                f"because {reason}. The parent checkpoint may have been deleted; try again"
+            )
+        parent_ranges = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
+        # Check before searching the log whether all committed items are cached. After the search,
+        # another OS thread could have finished loading the log, although some items had already
+        # been reported as missing.
+        is_log_complete = len(log.items) + log.planned_count == log.next_position
+        if value.kind == ITEM:
+            position = log.find_item_position(value.encoded)
+            parts: list[bytes | Range] = [
+                value.encoded if position is None else (position, position + 1)
+            ]
+            return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
+        kept_ranges, parts = _find_ranges_and_parts_in_log(
+            codec,
+            log,
+            log.find_item_position,
+            value.elements,
+            value.encoded_elements,
+            [] if value.continues_parent else parent_ranges,
+            f"channel_values[{channel!r}]",
+        )
+        kept_ranges = parent_ranges if value.continues_parent else kept_ranges
+        return SplitValue(
+            value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot
+        )
 
     def _add_replayed_writes_to_values(
         self,
@@ -382,16 +451,18 @@ class CheckpointPut:
         logs: Mapping[str, ChannelLog],
         values_to_store: dict[str, ValueToStore | None],
     ) -> None:
-        """Add the replayed writes of each `DeltaChannel` to its value in `values_to_store`.
+        """Add the writes of tasks to the `DeltaChannel` values in `values_to_store`.
 
-        For a channel without a snapshot, the replayed writes are added to the value. For a channel
-        with a snapshot, `repeated_items` of the value is set to the items of the snapshot whose
-        messages are already in the transcript, but with another encoding. These items are not added
-        to the transcript again.
+        If the checkpoint has no snapshot of a `DeltaChannel`, the writes that tasks made since the
+        parent checkpoint are added to the channel's value in `values_to_store`. If the checkpoint
+        has a snapshot of a `DeltaChannel`, some messages in the snapshot may already be in the
+        transcript with a different encoding. Messages that are already in the transcript are
+        recorded in the value's `repeated_items` and are not added to the transcript again.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
-            is_log_complete, former_value = log.is_complete, values_to_store.get(channel)
+            is_log_complete = len(log.items) + log.planned_count == log.next_position
+            former_value = values_to_store.get(channel)
             parts = update.list_added_items_as_bytes_or_log_range(log)
             if isinstance(former_value, SplitValue):
                 parts += former_value.parts
@@ -408,10 +479,10 @@ class CheckpointPut:
     def decode_values_other_fields_and_metadata(
         self, codec: Codec
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Decode the checkpoint. Return its channel values, its other fields and its metadata.
+        """Decode a checkpoint into its channel values, its other fields and its metadata.
 
-        For a channel whose value was passed as a `Continuation`, only a list of the new items is
-        returned.
+        If the value of a channel was passed as a `Continuation`, the returned channel value is a
+        list that contains only the new items.
         """
         self.encode_unchanged_channels(codec)
         self.replace_cache_references_and_messages_by_copies(0, -1)
@@ -433,7 +504,7 @@ class CheckpointPut:
     def copy_with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
-        """Return an encoded copy of this request that has different values, fields and metadata."""
+        """Return a copy of this encoded request with different values, fields and metadata."""
         for channel, encoded in self._encoded.items():
             if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
@@ -448,31 +519,28 @@ class CheckpointPut:
         )
         put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
         put.run_started_at, put.continues_run = self.run_started_at, self.continues_run
-        put.encode_values_in_place(codec, None)
+        put.encode_values(codec, None)
         put.encode_unchanged_channels(codec)
         return put
 
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        At this point, the snapshot contains no references to channel values. The caller must add
-        them.
+        The returned `Snapshot` contains no references to channel values. The caller must add these
+        references.
         """
-        checkpoint_id, step, fields = (
-            self.checkpoint["id"],
-            self.metadata.get("step"),
-            [*self.encoded_fields],
-        )
+        step = self.metadata.get("step")
         snapshot = Snapshot(
-            checkpoint_id,
+            self.checkpoint["id"],
             0,
             self.address.checkpoint_id,
             0,
-            fields,
+            [*self.encoded_fields],
             self._versions,
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
+        snapshot.is_update = self.metadata.get("source") == "update"
         # A merged checkpoint has no run start time, because it combines messages from different
         # runs.
         if self.merge is None:
@@ -512,8 +580,8 @@ class TaskWrites:
     config: RunnableConfig | None = None
     loaded_removal: int = 0
 
-    def encode_values_in_place(self, codec: Codec, cached_thread: Thread | None) -> None:
-        """Encode the writes.
+    def encode_values(self, codec: Codec, cached_thread: Thread | None) -> None:
+        """Encode the writes. The encoded writes are kept in `encoded`.
 
         Elements that are already in the thread's logs are replaced with references to log items.
 
@@ -538,11 +606,11 @@ class TaskWrites:
     def get_writes_without_outdated_references(
         self, thread_key: int, generation: int
     ) -> list[Write]:
-        """Return the encoded writes, with references that are valid for the thread's current state.
+        """Return the encoded writes, after replacing outdated references to log items by the items.
 
-        The encoded writes can contain references to log items of the cached thread. These
-        references are replaced with the items themselves if the cached thread is outdated, that is,
-        if its key or generation differs from `thread_key` or `generation`.
+        The encoded writes can contain references to log items of the cached thread. References to
+        log items are outdated if the thread's key or generation has changed since the thread was
+        cached.
         """
         return [
             [
@@ -592,20 +660,27 @@ def replace_log_ranges_by_items_if_outdated(
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += cached_thread.logs[element[0]].get_items(unflatten_ranges(element[1:]))
+            items += cached_thread.logs[element[0]].get_items(decode_ranges(element[1:]))
     return [kind, items]
 
 
 def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """Build the title of a thread from the metadata or the first messages of a checkpoint."""
-    # Reading a malformed message can raise many types of exceptions.
+    # Ignore all exceptions, because reading a malformed message can raise many types of exceptions.
+    # The thread then gets no title from this checkpoint.
     with suppress(Exception):
-        if metadata.get("title"):
-            return Title(_shorten_title(str(metadata["title"])), None)
-        messages = messages.value if type(messages) is DeltaSnapshot else messages
-        for message in messages[:TITLE_CANDIDATES] if type(messages) is list else ():
-            if isinstance(message, BaseMessage) and message.type == "human":
-                return Title(_shorten_title(str(message.text)), message.id or "")
+        message_id: str | None = None
+        text = metadata.get("title")
+        if not text:
+            messages = messages.value if type(messages) is DeltaSnapshot else messages
+            for message in messages[:TITLE_CANDIDATES] if type(messages) is list else ():
+                if isinstance(message, BaseMessage) and message.type == "human":
+                    text, message_id = message.text, message.id or ""
+                    break
+            else:
+                return None
+        text = str(text).strip()[:MAX_TITLE_CHARS]
+        return Title(text if text.isascii() else text.encode(errors="replace").decode(), message_id)
     return None
 
 
@@ -614,11 +689,11 @@ def choose_title(
 ) -> Title | None:
     """Decide whether a thread keeps its current title or gets the title from a new checkpoint.
 
-    The new title is used in three cases: the thread has no title yet, the new title comes from the
-    metadata, or the new title comes from an edited version of the message that provided the current
-    title. However, a title from a message is ignored if the checkpoint does not change the
-    messages. A thread whose first checkpoint gives no title gets `NO_TITLE`. In all other cases,
-    the thread keeps its current title.
+    The new title is used only in three cases: the thread has no title yet, the new title comes from
+    the metadata, or the new title comes from an edited version of the message that provided the
+    current title. A title that comes from a message can replace the thread's current title only if
+    the checkpoint changes the messages. If the first checkpoint of a thread contains no title, the
+    thread's title is set to `NO_TITLE`.
     """
     former, title = thread.title, put.title
     if title is None:
@@ -631,78 +706,7 @@ def choose_title(
     return former
 
 
-def _shorten_title(text: str) -> str:
-    text = text.strip()[:MAX_TITLE_CHARS]
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
 # -- values as parts of a log
-
-
-def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
-    """Encode a channel's value so that its elements can be compared with log items.
-
-    Raises:
-        Unstorable: The value cannot be stored.
-    """
-    if type(value) is Continuation:
-        return EncodedValue(
-            LIST,
-            *_list_elements_and_encodings(codec, value.items, path),
-            b"",
-            continues_parent=True,
-        )
-    inner_value = value.value if type(value) is DeltaSnapshot else value
-    if _are_elements_stored_separately(inner_value):
-        kind = DICT if type(inner_value) is dict else LIST
-        return EncodedValue(
-            kind,
-            *_list_elements_and_encodings(codec, inner_value, path),
-            b"",
-            inner_value is not value,
-        )
-    encoded = codec.encode(value, lambda: path)
-    is_inline = len(encoded) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
-    if inner_value is not value and not is_inline:
-        return EncodedValue(ITEM, [], [], codec.encode(inner_value, lambda: path), True)
-    return EncodedValue(None if is_inline else ITEM, [], [], encoded)
-
-
-def _split_into_known_ranges_and_new_items(
-    codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
-) -> SplitValue:
-    """Split a value into ranges of items that are already in the log and encodings of new items.
-
-    Existing items are found by comparing the encoded elements with the channel's log.
-
-    Args:
-        codec: Encodes values.
-        log: The cached part of the channel's log.
-        value: The encoded value.
-        parent_ranges: The ranges of the parent's value, which are compared first.
-        path: The path of the value, for error messages.
-    """
-    # Read `is_complete` before searching the log. Otherwise, another OS thread could finish loading
-    # the log during the search, after some items had already been reported as missing.
-    is_log_complete = log.is_complete
-    if value.kind == ITEM:
-        position = log.find_item_position(value.encoded)
-        parts: list[bytes | Range] = [
-            value.encoded if position is None else (position, position + 1)
-        ]
-        return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
-    likely_ranges = [] if value.continues_parent else parent_ranges
-    kept_ranges, parts = _find_ranges_and_parts_in_log(
-        codec,
-        log,
-        log.find_item_position,
-        value.elements,
-        value.encoded_elements,
-        likely_ranges,
-        path,
-    )
-    kept_ranges = parent_ranges if value.continues_parent else kept_ranges
-    return SplitValue(value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot)
 
 
 def encode_value_as_inline_reference(
@@ -716,12 +720,15 @@ def encode_value_as_inline_reference(
 ) -> Any:
     """Encode a value for storage in the row of a checkpoint or of pending writes.
 
-    The result is called an inline reference. It consists of bytes, or of a list or dict whose
-    elements are bytes or references to ranges of the log. Inline references are used for pending
-    writes and for LangGraph's internal channels. Long lists and dicts often contain elements that
-    are already in the channel's log, such as messages that are passed to or returned from a
-    subgraph. If a list or dict has eight or more elements, those that are already in the log are
-    replaced with references to log ranges.
+    The encoded form that this function returns is called an inline reference. An inline reference
+    has one of two forms. In the first form, an inline reference is the whole encoded value, as
+    bytes. The second form is possible only for a list or dict. An inline reference in the second
+    form contains the elements of the list or dict as separate parts. Each part is an encoded
+    element, a reference to a log range, or another inline reference. Inline references are used for
+    the values of pending writes and of LangGraph's internal channels. Long lists and dicts often
+    contain elements that are already in the channel's log, such as messages that are passed to or
+    returned from a subgraph. If a list or dict has eight or more elements, those that are already
+    in the log are replaced with references to log ranges.
 
     Args:
         codec: Encodes values.
@@ -734,7 +741,7 @@ def encode_value_as_inline_reference(
     Raises:
         Unstorable: The value cannot be stored.
     """
-    if not _are_elements_stored_separately(value):
+    if type(value) not in _CONTAINERS or not _are_elements_stored_separately(value):
         return codec.encode(value, lambda: path)
     is_split = type(value) is dict and not is_nested_value and len(value) <= 32
     if is_split and any(map(_has_parts, value.values())):
@@ -756,7 +763,14 @@ def encode_value_as_inline_reference(
             _, parts = _find_ranges_and_parts_in_log(
                 codec, log, log.find_committed_item_position, elements, comparison_forms, [], path
             )
-            return [kind, [_convert_item_or_range_to_inline_element(log, part) for part in parts]]
+            # A new item is stored as bytes, and a log range as `[log_key, start, length]`.
+            return [
+                kind,
+                [
+                    part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
+                    for part in parts
+                ],
+            ]
     pairs = zip(elements, comparison_forms, strict=True)
     encoded_elements = [
         codec.encode_for_storage(element, data, lambda: path) for element, data in pairs
@@ -830,7 +844,8 @@ def _find_ranges_and_parts_in_log(
     parts: list[bytes | Range] = []
     i = 0
     for start, stop in likely_ranges:
-        if not log.has_items(start, stop, encoded_elements[i : i + stop - start]):
+        get_item = log.items.get if start < ALIASES else log.get
+        if list(map(get_item, range(start, stop))) != encoded_elements[i : i + stop - start]:
             break
         kept_ranges.append((start, stop))
         i += stop - start
@@ -875,10 +890,12 @@ def _find_ranges_and_parts_in_log(
 def _count_elements_equal_to_log_items(
     log: ChannelLog, first_position: int, encoded_elements: list[bytes], first_index: int
 ) -> int:
-    """Count the elements from `first_index` on that equal the log items from `first_position` on.
+    """Count the list elements that equal the log items at the corresponding positions.
 
-    The element at `first_index` is known to equal the log item at `first_position`. Counting stops
-    at the first difference.
+    The caller has already found that the element at `first_index` equals the log item at
+    `first_position`. The first list element and the first log item are already known to be equal,
+    so the function counts them as equal without comparing them. The comparison starts with the
+    second pair. The comparison stops at the first difference.
     """
     get_item = log.items.get if first_position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
@@ -895,20 +912,8 @@ def _count_elements_equal_to_log_items(
     return equal_count
 
 
-def _convert_item_or_range_to_inline_element(log: ChannelLog, item_or_range: bytes | Range) -> Any:
-    """Convert a new item or a log range to the form used in inline references.
-
-    A new item is stored as bytes, and a range as `[log_key, start, length]`.
-    """
-    return (
-        item_or_range
-        if isinstance(item_or_range, bytes)
-        else [log.key, item_or_range[0], item_or_range[1] - item_or_range[0]]
-    )
-
-
 def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Return a dict that maps the content of each cached item in `ranges` to its log position."""
+    """Return a dict from the content of each cached item in `ranges` to the item's log position."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         item = log.get(position)
@@ -920,7 +925,7 @@ def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, i
 def _can_encode_keys_as_msgpack(keys: list[Any]) -> bool:
     try:
         pack(keys)
-    # msgpack cannot encode lone surrogates or integers that are out of range.
+    # msgpack cannot encode lone surrogates, or integers that do not fit into 64 bits.
     except TypeError:
         return False
     return True
@@ -930,12 +935,12 @@ def _has_parts(value: Any) -> bool:
     return type(value) in (list, dict) or isinstance(value, BaseMessage)
 
 
-def _are_elements_stored_separately(value: Any) -> bool:
-    """Return whether the elements of a value are stored as separate log items.
+def _are_elements_stored_separately(value: list[Any] | dict[Any, Any]) -> bool:
+    """Return whether the elements of a list or dict are stored as separate log items.
 
-    Elements of lists and dicts are usually stored separately. A list of numbers, such as an
-    embedding, is stored as a single value. A dict is stored as a single value if msgpack cannot
-    encode its keys.
+    Each element of a list or dict is usually stored as a separate log item. A list of numbers, such
+    as an embedding, is stored as a single value. A dict is stored as a single value if msgpack
+    cannot encode its keys.
     """
     if type(value) is dict:
         return (
@@ -943,4 +948,4 @@ def _are_elements_stored_separately(value: Any) -> bool:
             and _KEYS.issuperset(map(type, value))
             and _can_encode_keys_as_msgpack([*value])
         )
-    return type(value) is list and not _NUMBERS.issuperset(map(type, value))
+    return not _NUMBERS.issuperset(map(type, value))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
+from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread, Title
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.labels import select_labels_for_child_checkpoint
 from perdure.checkpointers.manifest import (
@@ -41,14 +41,15 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     count_positions,
+    decode_ranges,
     drop_repeated_positions,
     iter_positions,
     join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
-    unflatten_ranges,
 )
 from perdure.checkpointers.records import (
+    ThreadRow,
     build_row_key_range,
     decode_stored_id,
     decrypt_checkpoint,
@@ -64,19 +65,27 @@ from perdure.checkpointers.reports import ThreadStatus
 from perdure.checkpointers.status import TaskWrite, build_thread_status, needs_channel_value
 from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
-from perdure.storage.database import WriteCounts
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
+from perdure.storage.flow import (
+    NO_LIMIT,
+    Flow,
+    LastRequest,
+    NamedSQL,
+    Row,
+    Statement,
+    WriteCounts,
+    get_result_if_no_request_is_needed,
+)
 
 # Maximum number of log items that a single SQL statement reads.
 ITEMS_PAGE_SIZE: Final = 1024
-# Number of keys that a process reserves in addition to the requested ones, so that later requests
-# rarely need to access the database.
+# Number of row keys that a process reserves in addition to those that it needs now, so that later
+# allocations of row keys rarely need to access the database.
 _KEY_BLOCK_SIZE: Final = 256
 
 
 class StoredCheckpoint(NamedTuple):
-    """A stored checkpoint, with its thread's cached data and its namespace's key."""
+    """A stored checkpoint, together with its cached thread and its namespace key."""
 
     thread: Thread
     namespace_key: int
@@ -133,9 +142,11 @@ class CheckpointReader:
                     address.thread_id, statement
                 )
         if not rows and address.checkpoint_id is not None:
-            packed_id = encode_id_for_storage(address.checkpoint_id)
             statement = self.sql(
-                "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
+                "checkpoint_with_keys",
+                encode_id_for_storage(address.checkpoint_id),
+                address.thread_id,
+                address.checkpoint_ns,
             )
             rows, is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
                 address.thread_id, statement
@@ -147,8 +158,8 @@ class CheckpointReader:
         checkpoint_id = decode_stored_id(row[1])
         if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
             raise build_damaged_index_error(
-                f"the index entry of checkpoint {address.checkpoint_id!r} in thread "
-                f"{address.thread_id!r} is damaged"
+                "a database index does not match the row of the checkpoint "
+                f"{address.checkpoint_id!r} in thread {address.thread_id!r}"
             )
         thread = self._get_cached_or_new_thread(
             address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
@@ -166,7 +177,7 @@ class CheckpointReader:
     def read_rows_and_whether_cache_is_valid(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """Execute a statement, and check in the same request whether the thread's cache is valid.
+        """Execute a statement; check in the same request whether the thread's cached data is valid.
 
         The cached data is invalid if the latest cached checkpoint is missing from the database, for
         example because a failover lost commits.
@@ -186,10 +197,11 @@ class CheckpointReader:
     ) -> Thread:
         """Return the cached thread if it is valid, otherwise a new `Thread` without data.
 
-        The tuple `key_generation_and_removal` contains the thread's key, its generation and the
-        number of its newest removal record. The cached thread is valid if `is_cache_valid` is True
-        and this key and generation match those of the cached thread. A new `Thread` receives all
-        three numbers.
+        The tuple `key_generation_and_removal` contains the thread's key, the thread's generation
+        and the sequence number of its latest removal record. The cached thread is valid if
+        `is_cache_valid` is True and its key and generation equal those in
+        `key_generation_and_removal`. If the cached thread is not valid, a new `Thread` is created
+        with the given key, generation and removal number.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -198,7 +210,7 @@ class CheckpointReader:
         )
 
     def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
-        """Check for index damage that could explain why no checkpoint was found at an address.
+        """Check for index damage that could explain why no checkpoint with this address was found.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -210,7 +222,7 @@ class CheckpointReader:
                 encode_id_for_storage(address.checkpoint_id),
             )
             for (entry,) in (yield self.sql("damaged_index_entries", *params)):
-                raise build_damaged_index_error(f"the index entry of {entry} is damaged")
+                raise build_damaged_index_error(f"a database index does not match {entry}")
 
     def check_id_index_matches_table_row_count(
         self, table_row_count: int, start_key: int, stop_key: int
@@ -225,7 +237,8 @@ class CheckpointReader:
         )
         if indexed_count != table_row_count:
             raise build_damaged_index_error(
-                f"the index entries of the namespace number {start_key >> 32} are damaged"
+                "an index of the table 'checkpoints' does not match the rows with namespace_key = "
+                f"{start_key >> 32}"
             )
 
     def read_tuple(
@@ -241,9 +254,9 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # Read the cached head's pending writes first and the current head second. If the
-            # current head is then still the cached one, it was also the head when the writes were
-            # read.
+            # In one request, first read the pending writes of the cached head, and then read the
+            # current head from the database. If both heads are the same checkpoint, the cached head
+            # was not outdated when its pending writes were read.
             rows, heads = yield LastRequest(
                 [
                     self._build_writes_statement(cached),
@@ -263,8 +276,8 @@ class CheckpointReader:
                 cached.snapshot.checkpoint_id,
             ):
                 # `_build_tuple` raises CorruptRecord if another process has deleted items of a
-                # pending write since the previous request. In this case, ignore the error and read
-                # everything again below.
+                # pending write since the previous request. Ignore CorruptRecord, because the code
+                # below reads the checkpoint and its writes again.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -272,9 +285,8 @@ class CheckpointReader:
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
-            # CorruptRecord is raised if another process deletes the thread between the two
-            # requests. In this case, ignore the error and read the thread again below, in a single
-            # request.
+            # Ignore CorruptRecord and read the checkpoint again below in a single request, because
+            # another process may have deleted the thread between two requests.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -303,7 +315,7 @@ class CheckpointReader:
         )
 
     def build_tuple_from_cache(
-        self, address: Address, writes_by_others: WriteCounts
+        self, address: Address, write_counts_except_own: WriteCounts
     ) -> CheckpointTuple | None:
         """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
@@ -312,7 +324,7 @@ class CheckpointReader:
 
         Args:
             address: The address.
-            writes_by_others: The current counts of writes by others.
+            write_counts_except_own: The current counts of writes by others.
         """
         stored_checkpoint = self._find_cached_head(address)
         if stored_checkpoint is None:
@@ -321,31 +333,28 @@ class CheckpointReader:
         if (
             head is None
             or head.snapshot is not stored_checkpoint.snapshot
-            or head.writes_by_others != writes_by_others
+            or head.write_counts_except_own != write_counts_except_own
+            or head.write_rows is None
         ):
             return None
-        if head.write_rows is None:
-            return None
-        flow = self._build_tuple(
-            address,
-            stored_checkpoint,
-            [(None, None, *row) for row in head.write_rows.copy().values()],
+        # The result is None if the cache lacks an item of a pending write. In this case, the caller
+        # reads the database.
+        cached_tuple = get_result_if_no_request_is_needed(
+            self._build_tuple(
+                address,
+                stored_checkpoint,
+                [(None, None, *row) for row in head.write_rows.copy().values()],
+            )
         )
-        try:
-            flow.send(None)
-        except StopIteration as stop:
+        if cached_tuple is not None:
             self.cache.mark_thread_used(address.thread_id)
-            return cast(CheckpointTuple, stop.value)
-        # The flow yielded a statement instead of returning, because an item of a pending write is
-        # not cached.
-        flow.close()
-        return None
+        return cached_tuple
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether the head at an address is cached and has at most `max_items` items.
+        """Return whether a namespace's head is cached and contains at most `max_items` items.
 
-        Only the elements of lists and dicts are counted as items. The result is False if `address`
-        contains a checkpoint id.
+        The elements of lists and dicts in the head's channel values are counted as items. Other
+        values are not counted. The result is False if `address` contains a checkpoint id.
         """
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
@@ -359,8 +368,8 @@ class CheckpointReader:
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
         """Return a namespace's committed head from the cache.
 
-        Return None if the head, or any item of its values, is not cached, or if `address` has a
-        checkpoint id.
+        Return None if `address` has a checkpoint id, or if the head or some of its items are not
+        cached.
         """
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
@@ -374,8 +383,8 @@ class CheckpointReader:
                 continue
             if ref[0] == SNAPSHOT:
                 ref = ref[1]
-            # Values of other kinds can consist of items from several logs. The cache is not
-            # searched for these items. Instead, the head is treated as not cached.
+            # Do not use the cached head if a channel value is a MAP, LIST_HERE or DICT_HERE
+            # reference, which can contain items from several logs.
             log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
             if log is None:
                 return None
@@ -387,7 +396,7 @@ class CheckpointReader:
     def read_rows_of_writes(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
         return [
-            *self._iter_checkpoint_write_rows_without_neighbours(
+            *self._iter_own_write_rows_and_check_neighbouring_rows(
                 (yield self._build_writes_statement(checkpoint))
             )
         ]
@@ -474,9 +483,8 @@ class CheckpointReader:
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
-        statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
-            thread_id, statement
+            thread_id, self.sql("find_thread", thread_id)
         )
         thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
         return (yield from self.read_value(thread_id, thread, ref))
@@ -486,29 +494,40 @@ class CheckpointReader:
 
         `address` must contain a checkpoint id.
         """
-        packed_id = encode_id_for_storage(address.checkpoint_id)
         rows = yield self.sql(
-            "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
+            "read_write_state",
+            encode_id_for_storage(address.checkpoint_id),
+            address.checkpoint_ns,
+            address.thread_id,
         )
-        # Column 7 is the row key of the head, and column 10 the row key of the given checkpoint.
+        # In the row that `read_write_state` returns, column 7 is the row key of the head, and
+        # column 10 the row key of the given checkpoint.
         return bool(rows) and rows[0][7] == rows[0][10]
 
     def read_snapshot(
-        self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str
+        self,
+        thread_id: str,
+        checkpoint_ns: str,
+        namespace_key: int,
+        checkpoint_id: str,
+        thread: Thread | None = None,
     ) -> Flow[Snapshot | None]:
-        """Read one checkpoint and its log ranges. Return None if the checkpoint does not exist."""
+        """Read one checkpoint and its log ranges. Return None if the checkpoint does not exist.
+
+        See `decrypt_checkpoint_row_and_unflatten_ranges` for the argument `thread`.
+        """
         rows = yield self.sql(
             "find_checkpoint", namespace_key, encode_id_for_storage(checkpoint_id)
         )
         if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(
-                f"the index entry of checkpoint {checkpoint_id!r} in thread {thread_id!r} is "
-                "damaged"
+                "a database index does not match the row of the checkpoint "
+                f"{checkpoint_id!r} in thread {thread_id!r}"
             )
         return (
             (
                 yield from self.decrypt_checkpoint_row_and_unflatten_ranges(
-                    thread_id, checkpoint_ns, rows[0]
+                    thread_id, checkpoint_ns, rows[0], thread
                 )
             )
             if rows
@@ -516,23 +535,44 @@ class CheckpointReader:
         )
 
     def decrypt_checkpoint_row_and_unflatten_ranges(
-        self, thread_id: str, checkpoint_ns: str, row: Row
+        self, thread_id: str, checkpoint_ns: str, row: Row, thread: Thread | None = None
     ) -> Flow[Snapshot]:
-        """Decrypt a checkpoint's row and decode the log ranges of its values."""
+        """Decrypt a checkpoint's row and decode the log ranges of its values.
+
+        `thread` is the thread as the transaction has read it. If `thread` is None, the thread is
+        taken from the cache if the cache is valid.
+        """
         snapshot = self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)
-        statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_whether_cache_is_valid(
-            thread_id, statement
-        )
-        thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
+        if thread is None:
+            (
+                ((key, _, *state),),
+                is_cache_valid,
+            ) = yield from self.read_rows_and_whether_cache_is_valid(
+                thread_id, self.sql("find_thread", thread_id)
+            )
+            thread = self._get_cached_or_new_thread(thread_id, (key, *state), is_cache_valid)
         yield from self.unflatten_ranges_in_snapshot(thread_id, thread, snapshot)
+        return snapshot
+
+    def decrypt_first_row_and_unflatten_ranges(
+        self, address: Address, thread: Thread, rows: Sequence[Row]
+    ) -> Flow[Snapshot | None]:
+        """Decrypt the first checkpoint row, and decode its log ranges. Return None without rows.
+
+        Only the thread id and the namespace of `address` are used.
+        """
+        if not rows:
+            return None
+        snapshot = self.decrypt_checkpoint_row(*address[:2], rows[0])
+        yield from self.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
         return snapshot
 
     def decrypt_checkpoint_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
         The log ranges in the returned snapshot still have their stored form, a flat list of
-        numbers. `unflatten_ranges_in_snapshot` converts the flat lists to `(start, stop)` pairs.
+        numbers. The method `unflatten_ranges_in_snapshot` converts the flat lists in a snapshot to
+        lists of `(start, stop)` pairs.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
@@ -558,7 +598,7 @@ class CheckpointReader:
     def update_thread_list_entry_from_head(
         self, thread_id: str, head_row: Row | None
     ) -> Flow[None]:
-        """Copy metadata from a thread's head to the entry that represents the thread in lists.
+        """Copy metadata from a thread's head to the thread's entry in thread lists.
 
         The list entry keeps its title.
 
@@ -567,31 +607,46 @@ class CheckpointReader:
             head_row: The row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)` of the
                 head, or None if the thread has no head.
         """
-        for thread_key, *_, list_entry in (yield self.sql("one_thread", thread_id)):
-            title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, list_entry)
+        row = yield from self.find_thread_row(thread_id)
+        if row is not None:
+            title, _ = decrypt_listed_title_and_encoded_metadata(
+                self.seal, thread_id, row.list_entry
+            )
             metadata = (
                 self.decode_metadata(self.decrypt_checkpoint_row(thread_id, "", head_row))
                 if head_row
                 else {}
             )
-            listed_metadata = select_metadata_shown_in_thread_lists(metadata)
-            decoded_and_encoded_metadata = (
-                listed_metadata,
-                self.codec.encode(listed_metadata, lambda: "metadata", exact=True),
-            )
-            yield self.sql(
-                "set_list_entry",
-                *encrypt_thread_list_entry_and_build_search_keys(
-                    self.seal, thread_id, title, decoded_and_encoded_metadata
-                ),
-                thread_key,
-            )
+            yield from self.store_thread_list_entry(row, title, metadata)
+
+    def find_thread_row(self, thread_id: str) -> Flow[ThreadRow | None]:
+        """Read the row of a thread, or return None if no checkpoint or write was stored in it.
+
+        A client of the server can create a thread before the first checkpoint is stored.
+        """
+        rows = yield self.sql("one_thread", thread_id)
+        return ThreadRow(*rows[0]) if rows else None
+
+    def store_thread_list_entry(
+        self, row: ThreadRow, title: Title | None, metadata: Mapping[str, Any]
+    ) -> Flow[None]:
+        """Store the title and the metadata of a thread's list entry in the thread's row.
+
+        The stored metadata contains only the keys of the head's metadata that are displayed in
+        thread lists.
+        """
+        listed_metadata = select_metadata_shown_in_thread_lists(metadata)
+        encoded = self.codec.encode(listed_metadata, lambda: "metadata", exact=True)
+        list_entry = encrypt_thread_list_entry_and_build_search_keys(
+            self.seal, row.thread_id, title, (listed_metadata, encoded)
+        )
+        yield self.sql("set_list_entry", *list_entry, row.key)
 
     def decode_checkpoint_unix_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return a checkpoint's time as a Unix timestamp in seconds.
+        """Return the time of a checkpoint's creation as a Unix timestamp in seconds.
 
-        The result is the earlier of the checkpoint's `ts` and the time at which the checkpoint was
-        stored.
+        The earlier of two times is returned: the `ts` of the checkpoint, or the time at which the
+        checkpoint was stored.
         """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
@@ -616,7 +671,9 @@ class CheckpointReader:
     def unflatten_ranges_in_snapshot(
         self, thread_id: str, thread: Thread, snapshot: Snapshot
     ) -> Flow[None]:
-        """Decode the log ranges in a snapshot in place, and set the transcript of each channel.
+        """Decode a snapshot's log ranges, and set the transcript of each channel.
+
+        The snapshot is modified in place.
 
         The snapshot must have been returned by `decrypt_checkpoint_row`. A transcript contains each
         item only once. If a value contains aliases (log entries that refer to earlier items), the
@@ -625,12 +682,12 @@ class CheckpointReader:
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
         for channel, (key, numbers) in stored_transcript.items():
-            snapshot.transcript[channel] = (key, unflatten_ranges(numbers))
+            snapshot.transcript[channel] = (key, decode_ranges(numbers))
         for channel, ref in snapshot.references.items():
             if ref[0] in (SNAPSHOT, DELTA) and isinstance(ref, list):
                 ref = ref[1]
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
-                value_ranges = snapshot.ranges[channel] = (ref[1], unflatten_ranges(ref[2]))
+                value_ranges = snapshot.ranges[channel] = (ref[1], decode_ranges(ref[2]))
                 if not channel.startswith("__"):
                     snapshot.transcript.setdefault(channel, value_ranges)
         for channel, (key, ranges) in snapshot.transcript.items():
@@ -638,27 +695,24 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
-                # In the common case, no item occurs twice in the value, so there is nothing to
-                # drop.
                 if log.has_no_repeated_items(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
-            # For a channel without a stored transcript, the ranges of the channel's value were used
-            # as the transcript. A value can contain an item more than once but a transcript cannot,
-            # so drop the repeated positions.
+            # A transcript that was copied from the channel's value must contain each item only
+            # once, so repeated positions are dropped.
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
     def allocate_row_keys(self, count: int) -> Flow[list[int]]:
         """Allocate at least `count` keys for threads, namespaces and logs.
 
-        The keys are returned in descending order. If this process has fewer than `count` reserved
-        keys left, it reserves another block of keys in the database. Each block contains more than
-        `count` keys, so most calls need no database access. The caller removes the keys that it
-        needs from the end of the list, so the lowest keys are used first. After its transaction has
-        been committed, the caller must pass the remaining keys to
-        `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between transactions, a
-        transaction must allocate keys before its other writes.
+        The allocated row keys are returned in descending order. If this process has fewer than
+        `count` reserved row keys left, it reserves another block of row keys in the database. Each
+        reserved block contains more than `count` row keys, so most calls need no database access.
+        The returned list is sorted in descending order, and the caller pops the lowest row keys
+        from the end of the list. After committing its transaction, the caller must pass the
+        remaining keys to `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between
+        transactions, each transaction must allocate its row keys before it writes anything else.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
@@ -684,7 +738,7 @@ class CheckpointReader:
             channels: Only writes to these channels are read; None means all.
         """
         writes = []
-        for row in self._iter_checkpoint_write_rows_without_neighbours(rows):
+        for row in self._iter_own_write_rows_and_check_neighbouring_rows(rows):
             task_id = decode_stored_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
@@ -695,14 +749,18 @@ class CheckpointReader:
         writes.sort(key=lambda entry: entry[0])
         return [write for _, write in writes]
 
-    def _iter_checkpoint_write_rows_without_neighbours(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _iter_own_write_rows_and_check_neighbouring_rows(
+        self, rows: Sequence[Row]
+    ) -> Iterator[Row]:
         """Yield the rows of the `checkpoint_writes` statement that belong to the checkpoint.
 
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the
-        checkpoint's own rows in the index. The neighbouring rows normally belong to other
-        checkpoints. The neighbouring rows are decrypted as well, because one of them could be a row
-        of this checkpoint whose key is damaged. The first column contains the thread id in a
-        neighbouring row, and None in the checkpoint's own rows.
+        checkpoint's own rows in the index. The method also decrypts the rows directly before and
+        after the checkpoint's rows in the index. Such a neighbouring row may belong to the
+        checkpoint and have a damaged index key. The decryption of such a row fails. The first
+        column is None in rows that were found by the checkpoint's index key. In a neighbouring row,
+        the first column contains a thread id. A neighbouring row directly precedes or follows the
+        checkpoint's own rows in the index.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
@@ -712,9 +770,9 @@ class CheckpointReader:
                 decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
-        """Read the value that a reference points to.
+        """Read the value that a value reference points to.
 
-        The kinds of references are described in `manifest`.
+        All kinds of value references are described in the module `manifest`.
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
@@ -735,7 +793,7 @@ class CheckpointReader:
             if isinstance(element, bytes):
                 items.append(element)
             else:
-                ranges = unflatten_ranges(element[1:])
+                ranges = decode_ranges(element[1:])
                 log = yield from self.load_log_items_into_cache(
                     thread_id, thread, element[0], ranges
                 )
@@ -750,12 +808,31 @@ class CheckpointReader:
     ) -> Flow[list[tuple[int, bytes]]]:
         """Read one page of a log range, and return it as `(position, content)` pairs.
 
-        One call returns at most `ITEMS_PAGE_SIZE` items and aliases.
+        A page contains at most `ITEMS_PAGE_SIZE` log entries. Each log entry is either an item or
+        an alias, which refers to an earlier item.
         """
         rows = yield self.sql(
             "items_page", *build_row_key_range(log_key, start, stop), ITEMS_PAGE_SIZE
         )
         return [decrypt_position_and_item(self.seal, thread_id, channel, *row) for row in rows]
+
+    def read_items_and_storage_times(
+        self, thread_id: str, channel: str, log_key: int, ranges: Ranges
+    ) -> Flow[tuple[dict[int, bytes], dict[int, float]]]:
+        """Read all items and aliases in the given log ranges, one page at a time.
+
+        Returns:
+            The contents of the entries, and the time at which each entry was first stored, in
+            seconds since 1970. Both dicts are keyed by log position, in ascending order.
+        """
+        items = dict[int, bytes]()
+        for start, stop in ranges:
+            while start < stop and (
+                page := (yield from self.read_items_page(thread_id, channel, log_key, start, stop))
+            ):
+                items |= page
+                start = page[-1][0] + 1
+        return items, (yield from self.read_item_storage_times(log_key, ranges))
 
     def read_item_storage_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in the given log ranges was first stored.
@@ -773,15 +850,15 @@ class CheckpointReader:
     ) -> Flow[ChannelLog]:
         """Load the log items in `ranges` into the thread's cached log, and return the log.
 
-        If `ranges` contain aliases, the items that they refer to are loaded.
+        If `ranges` contains aliases, the items that they refer to are loaded.
         """
         log = thread.logs.get(log_key)
         if log is None:
             rows = yield self.sql("find_log_channel", log_key)
             if not rows:
                 raise CorruptRecord(
-                    f"the stored list {log_key} of thread {thread_id!r} is missing, so the "
-                    "database is damaged; restore it from a backup"
+                    f"the database is damaged: the table 'logs' has no row with log_key = "
+                    f"{log_key}, which thread {thread_id!r} refers to; restore it from a backup"
                 )
             log = thread.get_or_add_log(log_key, rows[0][0])
         missing_ranges = [pair for pair in ranges if not log.has_cached_range(*pair)]
@@ -805,13 +882,36 @@ class CheckpointReader:
             log.origins.update(origins)
         return log
 
+    def read_and_decode_items(
+        self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
+    ) -> Flow[list[Any]]:
+        """Return the decoded values of the log items in `ranges`, in order."""
+        if not ranges:
+            return []
+        log = yield from self.load_log_items_into_cache(thread_id, thread, log_key, ranges)
+        return self.codec.decode_all(log.get_items(ranges))
+
+    def read_transcript_positions(
+        self, thread_id: str, thread: Thread, snapshot: Snapshot, channel: str
+    ) -> Flow[set[int]]:
+        """Return the log position of each item in a channel's transcript, with aliases resolved."""
+        log_key_and_ranges = snapshot.transcript.get(channel, (0, []))
+        return {
+            *(
+                yield from self.read_positions_with_aliases_resolved(
+                    thread_id, thread, *log_key_and_ranges
+                )
+            )
+        }
+
     def read_positions_with_aliases_resolved(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
         """Return the log position of each item in `ranges`, resolving aliases.
 
-        An alias is a log entry that refers to an earlier item. For an alias, return the position of
-        the item it refers to.
+        An alias is a log entry that refers to an earlier item of the same log. If there is an alias
+        at a position in `ranges`, the position of the item to which the alias refers is returned
+        instead.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
@@ -828,8 +928,9 @@ class CheckpointReader:
         for key, body in (yield self.sql("items_with_hashes", json.dumps(item_hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
-                item = decrypt_position_and_item(self.seal, thread_id, log.name, key, body)
-                thread.add_items(log, [item])
+                thread.add_items(
+                    log, [decrypt_position_and_item(self.seal, thread_id, log.name, key, body)]
+                )
 
     def _read_item_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
@@ -844,17 +945,17 @@ class CheckpointReader:
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            # Compare the number of rows before building a list of all positions in the range,
-            # because the list for a damaged range might not fit in memory.
+            # First compare the number of rows with the length of the stored log range. A damaged
+            # range can be so long that a list of its positions does not fit in memory.
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
-                    f"some of the items {start} to {stop - 1} of channel {log.name!r} in thread "
-                    f"{thread_id!r} are missing, so the database is damaged; restore it from a "
-                    "backup"
+                    f"the database is damaged: some of the items {start} to {stop - 1} of channel "
+                    f"{log.name!r} in thread {thread_id!r} are missing; restore it from a backup"
                 )
-            bodies = [body for _, body in rows]
-            contents += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
+            contents += self.seal.unseal_rows(
+                [body for _, body in rows], ("item", thread_id, log.name), start
+            )
         return contents
 
     # -- values of langgraph's `DeltaChannel`s
@@ -864,9 +965,9 @@ class CheckpointReader:
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last snapshot of each `DeltaChannel` and all writes since that snapshot.
 
-        The checkpoint's ancestors are read one at a time, newest first, until a snapshot of each
-        channel has been found. The returned dict has the form that LangGraph defines for
-        `BaseCheckpointSaver.get_delta_channel_history`.
+        The ancestors of the checkpoint at `address` are read one at a time, newest first, until a
+        snapshot of each `DeltaChannel` in `channels` has been found. The returned dict has the form
+        that LangGraph defines for `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {
             channel: {"writes": []} for channel in channels
@@ -874,9 +975,11 @@ class CheckpointReader:
         remaining = set(channels)
         checkpoint = (yield from self.find_checkpoint(address)) if channels else None
         while checkpoint is not None and checkpoint.snapshot.parent_id and remaining:
-            parent_id = checkpoint.snapshot.parent_id
             snapshot = yield from self.read_snapshot(
-                address.thread_id, address.checkpoint_ns, checkpoint.namespace_key, parent_id
+                address.thread_id,
+                address.checkpoint_ns,
+                checkpoint.namespace_key,
+                checkpoint.snapshot.parent_id,
             )
             if snapshot is None:
                 break
@@ -898,9 +1001,9 @@ class CheckpointReader:
 
 
 def build_damaged_index_error(problem: str) -> CorruptRecord:
-    """Build the exception to raise if an index entry does not match the row it points to.
+    """Build the exception to raise if an index entry and the row it points to do not match.
 
     Args:
-        problem: A clause such as "the index entry of checkpoint 'c1' in thread 't1' is damaged".
+        problem: A clause such as "a database index does not match the row of the checkpoint 'c1'".
     """
-    return CorruptRecord(f"{problem}; restore the database from a backup")
+    return CorruptRecord(f"the database is damaged: {problem}; restore it from a backup")

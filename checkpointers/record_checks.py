@@ -1,17 +1,19 @@
 """Validate the records of a thread that were read from another database.
 
 A correct checksum does not prove that perdure wrote a row, because anyone who can write to an
-unencrypted database file can add rows with correct checksums. Such rows can refer to rows that do
-not exist. This module therefore checks the references between rows before the rows are stored.
-Without these checks, reading the thread later could fail because log items are missing, or could
-build a huge value in which the same items are repeated a million times.
+unencrypted database file can add rows with correct checksums. Rows that perdure did not write can
+refer to rows that do not exist. When a thread is imported from another database, this module checks
+the references between the thread's rows before the rows are stored. Each reference must point to a
+row that exists. Without the check, later reads of the thread could fail because of missing log
+items. The checks also reject a forged reference that repeats the same log items a million times and
+expands to a huge value.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -27,6 +29,7 @@ from perdure.checkpointers.manifest import (
     compute_max_log_range_count,
 )
 from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import ChangesByOtherUsers
 from perdure.checkpointers.thread_records import NamespaceRecords, ThreadRecords
 from perdure.checkpointers.values import unpack
 
@@ -41,39 +44,11 @@ MALFORMED: Final = (
 """Exceptions that are raised for a record in a form that perdure never writes."""
 # Latest valid Unix timestamp, in seconds: the last second of the year 9999.
 _MAX_TIME: Final = 253_402_300_799
-# Maximum nesting depth of value references. LangGraph's channels need only two levels.
+# Maximum nesting depth of value references. LangGraph's channels need only a depth of two.
 _MAX_DEPTH: Final = 100
-# Exclusive upper limit of the sequence numbers of imported checkpoints. A row key has 32 bits for a
-# sequence number, so half of the numbers remain for checkpoints that are stored after the import.
+# Upper bound (exclusive) for the sequence numbers of imported checkpoints. It leaves half of the
+# 32-bit range for checkpoints that are stored after the import.
 _MAX_SEQ: Final = 1 << 31
-
-
-class _LogPositions:
-    """The sorted positions of all items and aliases in a log, for validating ranges of values."""
-
-    def __init__(self, sorted_positions: Sequence[int]) -> None:
-        self.sorted_positions = sorted_positions
-
-    def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
-        """Check that all items in a value's stored log ranges exist.
-
-        Values with too many items are rejected as well. A valid value has at most
-        `compute_max_log_range_count` ranges, each no longer than the log. The check tolerates one
-        range more than this maximum. This limits the number of items in a value to a small multiple
-        of the log's length.
-        """
-        total = 0
-        for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
-            _require(type(start) is int and type(length) is int and start >= 0 < length, "a range")
-            stop = start + length
-            first = bisect_left(self.sorted_positions, start)
-            item_count = bisect_left(self.sorted_positions, stop) - first
-            _require(item_count == length, f"items {start} to {stop}")
-            total += length
-        _require(
-            total <= (compute_max_log_range_count(total) + 1) * len(self.sorted_positions),
-            "the number of items of a value",
-        )
 
 
 def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRecords) -> None:
@@ -84,7 +59,7 @@ def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRe
     Raises:
         One of `MALFORMED`: A record has a form that perdure never writes.
     """
-    logs = {log: _LogPositions(records.sorted_positions[log]) for log, *_ in records.logs}
+    logs = records.sorted_positions
     _require(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
     for log_items in (records.items or {}).values():
         for position, body in log_items.items():
@@ -106,16 +81,17 @@ def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRe
             isinstance(reader.codec.decode(records.listed_metadata), dict), "the metadata for lists"
         )
     if records.client is not None:
-        metadata, user, reserved = records.client
+        metadata, user, reserved, changes = records.client
         is_known = isinstance(metadata, dict) and isinstance(user, str | None)
         _require(is_known, "the metadata of clients")
         _require(isinstance(reserved, bool), "the mark of a reserved thread")
+        _require(changes in get_args(ChangesByOtherUsers), "the record of changes by other users")
     for namespace in records.namespaces:
         _check_namespace_records_well_formed(reader, logs, namespace)
 
 
 def _check_namespace_records_well_formed(
-    reader: CheckpointReader, logs: Mapping[int, _LogPositions], namespace: NamespaceRecords
+    reader: CheckpointReader, logs: Mapping[int, Sequence[int]], namespace: NamespaceRecords
 ) -> None:
     """Validate the checkpoints and pending writes of a namespace."""
     seqs = {seq for seq, _, _ in namespace.checkpoints}
@@ -135,7 +111,7 @@ def _check_namespace_records_well_formed(
         # length, start, length, ...]`.
         transcripts: Mapping[str, Any] = snapshot.transcript
         for log, numbers in transcripts.values():
-            logs[log].check_items_of_ranges_exist(numbers)
+            _check_items_of_ranges_exist(logs[log], numbers)
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:
             _require(type(number) is int and isinstance(channel, str), "a write")
@@ -143,11 +119,11 @@ def _check_namespace_records_well_formed(
 
 
 def _check_reference_well_formed(
-    logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
+    logs: Mapping[int, Sequence[int]], ref: ValueReference, depth: int = 0
 ) -> None:
     """Check that a value reference is well formed and that the log items it points to exist.
 
-    The kinds of references are described in `manifest.py`.
+    All kinds of value references are described in the module `manifest`.
     """
     _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
@@ -155,23 +131,49 @@ def _check_reference_well_formed(
     kind, rest = ref[0], ref[1:]
     if kind == ITEM:
         log, position = rest
-        logs[log].check_items_of_ranges_exist([position, 1])
+        _check_items_of_ranges_exist(logs[log], [position, 1])
     elif kind in (LIST, DICT):
         log, numbers = rest
-        logs[log].check_items_of_ranges_exist(numbers)
+        _check_items_of_ranges_exist(logs[log], numbers)
     elif kind == MAP:
         for inner in rest[0].values():
             _check_reference_well_formed(logs, inner, depth + 1)
     elif kind in (LIST_HERE, DICT_HERE):
         for element in rest[0]:
             if not isinstance(element, bytes):
-                logs[element[0]].check_items_of_ranges_exist(element[1:])
+                _check_items_of_ranges_exist(logs[element[0]], element[1:])
     else:
         _require(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
         if isinstance(rest[0], int):
             _require(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
         else:
             _check_reference_well_formed(logs, rest[0], depth + 1)
+
+
+def _check_items_of_ranges_exist(
+    sorted_positions: Sequence[int], flat_ranges: Sequence[int]
+) -> None:
+    """Check that a log contains every item to which the log ranges of a value refer.
+
+    A value with too many items is also rejected. A valid value has at most as many log ranges as
+    `compute_max_log_range_count` returns. A single range cannot refer to more items than the log
+    contains. The function allows one range more than `compute_max_log_range_count` returns.
+
+    Args:
+        sorted_positions: The positions of all items and aliases in the log.
+        flat_ranges: The log ranges, as a flat list `[start, length, start, length, ...]`.
+    """
+    total = 0
+    for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
+        _require(type(start) is int and type(length) is int and start >= 0 < length, "a range")
+        stop = start + length
+        item_count = bisect_left(sorted_positions, stop) - bisect_left(sorted_positions, start)
+        _require(item_count == length, f"items {start} to {stop}")
+        total += length
+    _require(
+        total <= (compute_max_log_range_count(total) + 1) * len(sorted_positions),
+        "the number of items of a value",
+    )
 
 
 def _check_times(*times: float) -> None:

@@ -1,10 +1,11 @@
-"""Encrypt and decrypt the rows of checkpoints, items, pending writes, threads, runs and crons.
+"""Encrypt and decrypt the rows of checkpoints, items, pending writes and threads.
 
 The `encrypt_…` functions build the bytes that are stored in a row, and the `decrypt_…` functions
-decode them. Without an encryption key, rows are stored unencrypted, and each row is protected by a
-checksum (`storage/encryption.py`). A row's ids are passed to the encryption or checksum as
-associated data, so that the body can be decrypted only together with the same ids. If a body is
-copied to another row, decrypting it there raises an error.
+decode them. Without an encryption key, rows are stored unencrypted, and each row contains a
+checksum by which damage is detected (`storage/encryption.py`). The encryption or the checksum of a
+row's body also covers the row's ids, as associated data. The body can therefore be decrypted, or
+verified by its checksum, only if the same ids are supplied as associated data. Decrypting a body
+that was copied to another row raises an error.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.cache import Snapshot, Title, Write
-from perdure.checkpointers.manifest import ALIASES, flatten_ranges
+from perdure.checkpointers.manifest import ALIASES, encode_ranges
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, ChecksumSeal, LangGraphSeal, Seal
-from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
+from perdure.storage.flow import NamedSQL, Row, Statement, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The checkpoint namespace for views, which record the messages that were shown to models."""
@@ -50,8 +51,8 @@ UNLISTED_PREFIXES: Final = (
 # Maximum nesting depth of metadata values that are indexed for thread searches. Deeper values are
 # not indexed.
 _TAG_LEVELS: Final = 16
-# Maximum number of tags in a thread's search keys. A thread with more tags gets no search keys, so
-# a search must read its row.
+# Maximum number of tags in a thread's search keys. A tag represents one metadata value of the
+# thread. A thread with more tags gets no search keys, so each search must read the thread's row.
 _MAX_TAGS: Final = 1_000
 
 
@@ -80,7 +81,7 @@ def encode_id_for_storage(id_text: str | None) -> bytes | str | None:
 
 @lru_cache(maxsize=1024)
 def decode_stored_id(stored_id: bytes | str | None) -> str | None:
-    """Convert a stored id to text. `encode_id_for_storage` does the reverse."""
+    """Convert a stored id, as returned by `encode_id_for_storage`, back to text."""
     stored_id = decode_text_or_bytes(stored_id)
     if not isinstance(stored_id, bytes):
         return stored_id and str(stored_id)
@@ -103,7 +104,7 @@ def build_row_key_range(
 ) -> tuple[int, int]:
     """Convert a range of sequence numbers or positions to the half-open range of their row keys.
 
-    The numbers are sequence numbers of a namespace's checkpoints, or positions of a log's items.
+    `start` and `stop` are checkpoint sequence numbers for a namespace, or item positions for a log.
     """
     first_key = namespace_or_log_key << 32
     return first_key + start, first_key + min(stop, 1 << 32)
@@ -112,7 +113,9 @@ def build_row_key_range(
 def compute_item_and_alias_position_ranges(
     last_item_row_key: int | None, last_alias_row_key: int | None
 ) -> list[tuple[int, int]]:
-    """Return two position ranges of a log: the range of its items and the range of its aliases.
+    """Return the range of a log's item positions and the range of its alias positions.
+
+    An alias is a log entry that refers to an earlier item of the same log.
 
     Args:
         last_item_row_key: The row key of the last item, or None if the log has no items.
@@ -129,12 +132,12 @@ def build_item_associated_data(thread_id: str, channel: str, position: int) -> A
 
 
 def compute_item_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
-    """Return a hash of an item's content, for finding equal items in the same log.
+    """Return a hash of an item's content, used to find equal items in the same log.
 
-    The upper bits are taken from the log key, so that hashes from the same log are adjacent in the
-    index. The lower 40 bits are a BLAKE2b hash (RFC 7693) of the item, salted with the log key, so
-    that equal contents in different threads have different hashes. Different contents can have the
-    same hash, so callers must compare the contents as well.
+    The upper bits of the hash come from the log key, so that hashes from one log are adjacent in
+    the index. The lower 40 bits are a BLAKE2b hash (RFC 7693) of the item, salted with the log key,
+    so that equal contents in different threads have different hashes. Different contents can have
+    the same hash, so callers must compare the contents as well.
     """
     digest = hashlib.blake2b(
         stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
@@ -142,23 +145,52 @@ def compute_item_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     return (log_key & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
+def build_item_row(
+    seal: Seal,
+    thread_id: str,
+    log_key: int,
+    channel: str,
+    position: int,
+    content: bytes,
+    stored_at: float,
+) -> Row:
+    """Encrypt an item or an alias, and return its row `(row_key, content_hash, stored_at, body)`.
+
+    The content hash of an alias is 0.
+
+    Args:
+        seal: Encrypts the body.
+        thread_id: The thread.
+        log_key: The key of the log.
+        channel: The channel of the log.
+        position: The position in the log.
+        content: The encoded item, or the encoded position of the item to which the alias refers.
+        stored_at: The time of the first storage, in seconds since 1970.
+    """
+    content_hash = compute_item_hash(seal, log_key, content) if position < ALIASES else 0
+    body = seal.seal(content, ("item", thread_id, channel, position))
+    return log_key << 32 | position, content_hash, stored_at, body
+
+
 def compute_metadata_index_tag(seal: Seal, key: str, value: Any) -> int | None:
     """Return a metadata value's index tag (a keyed hash), or None if the value is not indexed.
 
     None is not indexed, because a LangGraph filter for None also matches metadata that lacks the
-    key. Enum members are not indexed, because a process that cannot import the enum class decodes
-    them to different values, which would have different tags.
+    key. Enum members are not indexed. A process that cannot import the enum class decodes an enum
+    member to a different value. The index tag of this value would not match the tag of the enum
+    member.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(seal, LangGraphSeal):
-        # With a `LangGraphSeal`, each process has its own hash key, so no other process could find
-        # a row by its tags. Searches read the rows instead.
+        # With a `LangGraphSeal`, each process has its own hash key. The tags that one process
+        # stores therefore never match the tags that another process computes. Searches scan the
+        # rows instead of looking up tags.
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
-        # Numbers that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0, must get the same
+        # Numbers that compare as equal, such as 1, 1.0 and True, or 0.0 and -0.0, must get the same
         # tag.
         value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
     return _compute_tag_number(seal.hash_key, repr((key, value)))
@@ -172,7 +204,7 @@ def _compute_tag_number(hash_key: bytes, text: str) -> int:
 
 
 def compute_metadata_index_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
-    """Return the index tags of a checkpoint's metadata.
+    """Return the tags under which a checkpoint is indexed, computed from its metadata.
 
     Values that are not indexed get no tag.
     """
@@ -196,7 +228,7 @@ def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
     rows_by_id = {row[1]: row for row in rows}
     ancestor = next((row for row in rows if row[0] == checkpoint_key), None)
     lineage: dict[int, Row] = {}
-    # A damaged database can contain a cycle of parents.
+    # In a damaged database, the parent ids of the checkpoints can form a cycle.
     while ancestor is not None and ancestor[0] not in lineage:
         lineage[ancestor[0]] = ancestor
         ancestor = rows_by_id.get(ancestor[2])
@@ -235,7 +267,7 @@ def encrypt_checkpoint(
     checkpoint_ns: str,
     row: Row,
     snapshot: Snapshot,
-    transcript: Mapping[str, Any],
+    transcript: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Encode and encrypt a checkpoint, and return the body of its row.
 
@@ -245,8 +277,15 @@ def encrypt_checkpoint(
         checkpoint_ns: The namespace.
         row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`.
         snapshot: The checkpoint.
-        transcript: The part of the transcript to store; see `collect_transcript_ranges_to_store`.
+        transcript: The part of the transcript to store: the log key and the flattened ranges of
+            each channel, by channel. None means the transcripts of `snapshot` that differ from the
+            value of their channel.
     """
+    if transcript is None:
+        transcript = {}
+        for channel, (log, ranges) in snapshot.transcript.items():
+            if snapshot.ranges.get(channel) != (log, ranges):
+                transcript[channel] = [log, encode_ranges(ranges)]
     parts: list[Any] = [
         snapshot.encoded_fields,
         snapshot.channel_versions,
@@ -266,9 +305,10 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     """Decrypt a row of the `checkpoints` table, and return the checkpoint as a `Snapshot`.
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
-    snapshot, the log ranges in `transcript` still have their stored form, a flat list of numbers,
-    and `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` must be called to convert
-    the log ranges to pairs and to set `ranges`.
+    snapshot, `ranges` is empty, and the log ranges in `transcript` still have their stored form,
+    which is a flat list of numbers. Pass the returned snapshot to
+    `CheckpointReader.unflatten_ranges_in_snapshot`, which sets `ranges` and converts the log ranges
+    in `transcript` to `(start, stop)` pairs.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -278,7 +318,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     associated_data = build_checkpoint_associated_data(
         thread_id, checkpoint_ns, (key, checkpoint_id, parent_id, run_start, put_at)
     )
-    fields, versions, versions_seen, references, transcript, *rest = _decrypt_and_unpack(
+    fields, versions, versions_seen, references, transcript, *rest = decrypt_and_unpack(
         seal, body, associated_data
     )
     snapshot = Snapshot(
@@ -296,23 +336,10 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     return snapshot
 
 
-def collect_transcript_ranges_to_store(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the transcripts that must be stored in a checkpoint's row.
-
-    A channel's transcript is not stored if it equals the channel's value.
-
-    Returns:
-        The log key and the flattened ranges of each channel, by channel.
-    """
-    return {
-        channel: [log, flatten_ranges(ranges)]
-        for channel, (log, ranges) in snapshot.transcript.items()
-        if snapshot.ranges.get(channel) != (log, ranges)
-    }
-
-
 def encrypt_writes(seal: Seal, row_ids: AssociatedData, writes: list[Write]) -> bytes:
-    """Encode and encrypt the pending writes of one task, and return the body of their row.
+    """Encode and encrypt the pending writes of one task.
+
+    The returned bytes are stored in the column `body` of the table `writes`.
 
     Args:
         seal: Encrypts the body.
@@ -323,6 +350,24 @@ def encrypt_writes(seal: Seal, row_ids: AssociatedData, writes: list[Write]) -> 
     return seal.seal(pack(writes), ("writes", *row_ids))
 
 
+def build_put_writes_statement(
+    sql: NamedSQL, seal: Seal, namespace_key: int, row_ids: AssociatedData, writes: list[Write]
+) -> Statement:
+    """Build the statement that stores the pending writes of one task, and replaces earlier ones.
+
+    See `encrypt_writes` for the arguments.
+    """
+    _, _, checkpoint_id, task_id, task_path = row_ids
+    return sql(
+        "put_writes",
+        namespace_key,
+        encode_id_for_storage(checkpoint_id),
+        encode_id_for_storage(task_id),
+        task_path,
+        encrypt_writes(seal, row_ids, writes),
+    )
+
+
 def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> list[Write]:
     """Decrypt one task's pending writes.
 
@@ -331,15 +376,16 @@ def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
     """
-    associated_data = (
-        "writes",
-        thread_id,
-        checkpoint_ns,
-        decode_stored_id(row[0]) or "",
-        decode_stored_id(row[1]) or "",
-        row[2],
-    )
-    return _decrypt_and_unpack(seal, row[3], associated_data)  # type: ignore[no-any-return]
+    associated_data = ("writes", thread_id, checkpoint_ns, *decode_ids_of_writes_row(row))
+    return decrypt_and_unpack(seal, row[3], associated_data)  # type: ignore[no-any-return]
+
+
+def decode_ids_of_writes_row(row: Row) -> tuple[str, str, str]:
+    """Return the checkpoint id, the task id and the path of one task's pending writes.
+
+    The row begins with `(checkpoint_id, task_id, task_path)`.
+    """
+    return decode_stored_id(row[0]) or "", decode_stored_id(row[1]) or "", row[2]
 
 
 def decrypt_position_and_item(
@@ -353,16 +399,37 @@ def decrypt_position_and_item(
 # -- the list entry of a thread: its title and the metadata that lists show
 
 
+class ThreadRow(NamedTuple):
+    """A row of the table `threads`, with the columns that all queries for thread lists select.
+
+    Attributes:
+        key: The key of the thread.
+        thread_id: The id of the thread.
+        created_at: The time at which the thread was created, in seconds since 1970.
+        updated_at: The time of the last activity, in seconds since 1970.
+        indexed_key: The key that the index of thread ids has for the id. If this key is not `key`,
+            the index is damaged.
+        list_entry: The encrypted title and metadata of the head, or None if they are not stored.
+    """
+
+    key: int
+    thread_id: str
+    created_at: float
+    updated_at: float
+    indexed_key: int
+    list_entry: bytes | None
+
+
 def encrypt_thread_list_entry_and_build_search_keys(
     seal: Seal,
     thread_id: str,
     title: Title | None,
     decoded_and_encoded_metadata: tuple[Any, bytes] | None,
 ) -> tuple[bytes, bytes | None]:
-    """Encrypt the title and the metadata that thread lists show for a thread.
+    """Encrypt the title and metadata of a thread's entry in thread lists.
 
-    Also build the thread's search keys, so that a search can match the thread without decrypting
-    its row.
+    Return the encrypted entry and the thread's search keys. With the search keys, a search can
+    match the thread without decrypting its row.
 
     Args:
         seal: Encrypts the entry.
@@ -389,15 +456,15 @@ def encrypt_thread_list_entry_and_build_search_keys(
 def decrypt_listed_title_and_encoded_metadata(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """Decrypt a thread's entry in thread lists, and return its title and encoded metadata.
+    """Decrypt a thread-list entry, and return the thread's title and its encoded metadata (bytes).
 
-    A missing title or missing metadata is returned as None. If the list entry is damaged, the
-    result is `(None, None)` instead of an error, because the entry can be rebuilt from the thread's
-    head.
+    The returned title is None if the entry contains no title. The returned metadata is None if the
+    entry contains no metadata. If the thread's entry is damaged, `(None, None)` is returned and no
+    error is raised, because the entry can be rebuilt from the thread's head.
     """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
-            text, message_id, encoded_metadata = _decrypt_and_unpack(
+            text, message_id, encoded_metadata = decrypt_and_unpack(
                 seal, stored, ("title", thread_id)
             )
             return None if text is None else Title(text, message_id), encoded_metadata
@@ -420,9 +487,9 @@ def build_thread_search_keys(
     """Build a thread's search keys, so that a search can match it without decrypting its row.
 
     The search keys contain an index tag for each string and number in the metadata. If the database
-    is not encrypted, the search keys also contain the case-folded thread id and title. The search
-    keys can match a search that the thread itself does not match, so the caller must check each
-    match against the decrypted row.
+    is not encrypted, the search keys also contain the case-folded thread id and title. A search by
+    search keys can return false positives, so the caller must check each match against the
+    decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -446,10 +513,10 @@ def fold_search_text(text: str) -> bytes:
 
 
 def iter_search_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """Yield the tags of all strings and numbers in metadata.
+    """Yield the index tag (a keyed hash) of each indexed string and number in nested metadata.
 
-    Values nested deeper than `_TAG_LEVELS` are skipped. A list element's tag does not depend on its
-    index.
+    No tags are yielded for values that are nested deeper than `_TAG_LEVELS` levels. The tag of a
+    list element does not depend on the element's position in the list.
 
     Args:
         seal: Has the key of the hashes.
@@ -468,6 +535,14 @@ def iter_search_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> I
         yield number
 
 
+ChangesByOtherUsers = Literal["none", "earlier", "since_last_message"]
+"""Whether users other than a thread's person have changed the thread.
+
+`"earlier"` means that they have changed the thread only before the person's last message.
+`"since_last_message"` means that they have changed it after that message.
+"""
+
+
 class ClientMetadata(NamedTuple):
     """Metadata that clients of the server have set for a thread, and data used for access control.
 
@@ -476,25 +551,45 @@ class ClientMetadata(NamedTuple):
         source_user: The user of the original thread if this thread is a copy, otherwise None.
         is_reserved: Whether a client has only reserved the id, so that another program may start a
             thread with this id.
+        changes_by_other_users: Whether other users have changed the thread of a user, and whether
+            they did so after the last message from the thread's own user. Users who may act for the
+            person do not count.
     """
 
     metadata: dict[str, Any]
     source_user: str | None = None
     is_reserved: bool = False
+    changes_by_other_users: ChangesByOtherUsers = "none"
+
+    def treat_changes_by_other_users_as_recent(self) -> ClientMetadata:
+        """Return the updated metadata of a thread that was rewound or overwritten by an import.
+
+        If other users have ever changed the thread, assume that they did so after the last message
+        of the thread's user.
+        """
+        if self.changes_by_other_users == "none":
+            return self
+        return self._replace(changes_by_other_users="since_last_message")
 
 
-def encrypt_client_metadata_and_search_keys(
-    seal: Seal, thread_id: str, client: ClientMetadata
-) -> tuple[bytes, bytes | None]:
-    """Encrypt the client metadata of a thread; return the encrypted data and the search keys."""
-    search_keys = build_client_search_keys(seal, thread_id, client)
-    return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), search_keys
+def build_client_metadata_update(
+    sql: NamedSQL, seal: Seal, thread_key: int, thread_id: str, client: ClientMetadata
+) -> Statement:
+    """Build the statement that stores a thread's client metadata and search keys.
+
+    The search keys are built from the client metadata.
+    """
+    sealed = seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id))
+    return sql(
+        "set_client_metadata", sealed, build_client_search_keys(seal, thread_id, client), thread_key
+    )
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
     """Build a thread's search keys from its client metadata; see `build_thread_search_keys`."""
-    title = str(client.metadata.get("title") or "")
-    return build_thread_search_keys(seal, thread_id, title, client.metadata)
+    return build_thread_search_keys(
+        seal, thread_id, str(client.metadata.get("title") or ""), client.metadata
+    )
 
 
 def decrypt_client_metadata(
@@ -506,159 +601,12 @@ def decrypt_client_metadata(
     return ClientMetadata(*json.loads(seal.unseal(stored, ("client", thread_id))))
 
 
-# -- runs of the server
-
-
-class LiveRun(NamedTuple):
-    """The ids, the owner and the state of a run, which are stored unencrypted.
-
-    A list of live runs contains one `LiveRun` per run. A `RunRow` also contains a `LiveRun`, even
-    if the run has already ended.
-
-    Attributes:
-        thread_id: The thread.
-        thread_key, seq: The key of its row. Runs of a thread are executed in the order of `seq`.
-        run_id: The id of the run.
-        status: The status of the run.
-        owner: The process that executes it or will execute it, or `""` for no process.
-        graph: The id of its graph.
-        attempt: The number of the attempt, starting at 1. It increases by 1 each time a process
-            dies while executing the run.
-        cancel_action: `"interrupt"` or `"rollback"` if the run is to be stopped, otherwise None.
-    """
-
-    thread_id: str
-    thread_key: int
-    seq: int
-    run_id: str
-    status: str
-    owner: str
-    graph: str
-    attempt: int
-    cancel_action: str | None
-
-
-class RunRow(NamedTuple):
-    """A server run, decrypted from its database row.
-
-    Attributes:
-        live: Its ids, owner and status.
-        created_at, updated_at: When it was created and when it was last changed, in seconds since
-            1970.
-        details: Its assistant, metadata, sender and other properties that do not change.
-        error: The error with which it failed, or None.
-        request: The request that it executes. None if it has ended and cannot be started again.
-        not_before: The time before which it may not start, in seconds since 1970, or None.
-    """
-
-    live: LiveRun
-    created_at: float
-    updated_at: float
-    details: Any
-    error: Any = None
-    request: Any = None
-    not_before: float | None = None
-
-
-def decrypt_run(seal: Seal, row: Row) -> RunRow:
-    """Return a run from its row.
+def decrypt_and_unpack(seal: Seal, body: bytes, associated_data: AssociatedData) -> Any:
+    """Decrypt a row's body and decode it from msgpack.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
     """
-    live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
-    details, error, request = [
-        None if data is None else json.loads(seal.unseal(data, associated_data))
-        for data, associated_data in zip(sealed, _build_run_associated_data(live), strict=True)
-    ]
-    return RunRow(live, created_at, updated_at, details, error, request, not_before)
-
-
-def encrypt_run_details_error_and_request(
-    seal: Seal, run: LiveRun, details_error_and_request: Sequence[Any]
-) -> list[bytes | None]:
-    """Encrypt a run's details, error and request, and return the results in this order."""
-    return [
-        None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
-        for part, associated_data in zip(
-            details_error_and_request, _build_run_associated_data(run), strict=True
-        )
-    ]
-
-
-def encrypt_events(
-    seal: Seal, run: LiveRun, after_event: int, events: Sequence[tuple[Any, bytes]]
-) -> bytes:
-    """Encrypt a batch of a run's events, beginning after event number `after_event`."""
-    return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, after_event))
-
-
-def decrypt_batch_of_events(
-    seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
-) -> list[tuple[Any, bytes]]:
-    """Decrypt a batch of events. Each event is returned as a pair of its kind and encoded bytes.
-
-    Raises:
-        CorruptRecord: The row is damaged or was tampered with.
-    """
-    associated_data = "events", thread_id, run_id, after_event
-    return (
-        []
-        if body is None
-        else [(event, data) for event, data in _decrypt_and_unpack(seal, body, associated_data)]
-    )
-
-
-def _build_run_associated_data(live: LiveRun) -> list[AssociatedData]:
-    return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
-
-
-# -- crons of the server
-
-
-class CronRow(NamedTuple):
-    """A cron: a run that the server starts on a schedule.
-
-    Attributes:
-        cron_id: The id of the cron.
-        thread_id: The thread of its runs. None means a new thread for each run.
-        next_at: The time at which it is due next, in seconds since 1970; None means never.
-        created_at, updated_at: When it was created and when it was last changed, in seconds since
-            1970.
-        content: The schedule and the request from the client, and the user of the cron.
-    """
-
-    cron_id: str
-    thread_id: str | None
-    next_at: float | None
-    created_at: float
-    updated_at: float
-    content: Any
-
-
-class DueCron(NamedTuple):
-    """A cron that is due now, with its next due time, if any."""
-
-    cron: CronRow
-    next_at: float | None
-
-
-def decrypt_cron(seal: Seal, row: Row) -> CronRow:
-    """Decrypt a cron from its row.
-
-    Raises:
-        CorruptRecord: The row is damaged or was tampered with.
-    """
-    return CronRow(*row)._replace(content=json.loads(seal.unseal(row[5], ("cron", row[0]))))
-
-
-def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
-    """Encrypt the content of a cron."""
-    return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
-
-
-def _decrypt_and_unpack(seal: Seal, body: bytes, associated_data: AssociatedData) -> Any:
-    """Decrypt a row's body and decode it from msgpack."""
     try:
         return unpack(seal.unseal(body, associated_data))
     except ValueError as exc:

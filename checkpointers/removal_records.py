@@ -1,39 +1,38 @@
 """Store removal records, which identify erased messages and deleted checkpoints by keyed hashes.
 
-A run that loaded its state before an erasure still has the erased messages in memory, and would
-store them again with its next checkpoint. To prevent this, each erasure of messages and each
-deletion of a thread adds a removal record to the `removals` table. Each removal record has a
-sequence number, which is counted separately for each thread id. The thread's row contains the
-sequence number of the latest removal. When a run loads a checkpoint, `get_tuple` stores this number
-in the config, under the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this
-config back to the checkpointer.
+A run that loaded its state before an erasure still holds the erased messages in memory, and would
+store them again with its next checkpoint. So that erased messages are not stored again, each
+erasure of messages and each deletion of a thread adds a removal record to the `removals` table.
+Each removal record has a sequence number, which is counted separately for each thread id. The
+thread's row contains the sequence number of the latest removal. When a run loads a checkpoint,
+`get_tuple` stores the number of the latest removal in the config, under the key `REMOVALS_KEY`.
+langgraph passes the config from `get_tuple` to the checkpointer when the run stores a checkpoint.
 
 A request to store a checkpoint is stale if messages were removed from the thread after the run
-loaded its state. A request is recognised as stale if the number that its run loaded is lower than
-the number in the thread's row. The rollback of a run adds a removal record, too, but does not raise
-the number in the thread's row, so it makes no request stale. Before a stale request is executed,
+loaded its state. A stale request is detected because the removal number that its run loaded is
+lower than the number in the thread's row. Rolling back a run adds a removal record without changing
+the thread's row, so requests of other runs do not become stale. Before a stale request is executed,
 the `stale_puts` module removes erased messages from it. If the thread was deleted, `stale_puts`
 rejects the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
-has its own random key for the hashes in removal records. The key is stored in the `settings` table,
-encrypted if the database is encrypted.
+has its own random key for the hashes in removal records. This hash key is stored in the `settings`
+table. If the database is encrypted, the hash key is encrypted, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import REMOVALS_KEY
+from perdure.checkpointers.address import REMOVALS_KEY, find_langgraph_runtime
+from perdure.checkpointers.cache import drop_oldest_entries
 from perdure.checkpointers.values import pack, unpack
 from perdure.storage.encryption import AssociatedData, Seal
 from perdure.storage.flow import Flow, NamedSQL
@@ -83,14 +82,13 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # The kind under which a removal record stores the hashed ids of checkpoints that a rollback
-    # deleted.
+    # The key in a removal record for the hashed ids of checkpoints that a rollback deleted.
     "rolled back"
 )
 
 
 class RemovalNumberAtLoad(NamedTuple):
-    """The latest removal from a thread before a run loaded the state from which it made a request.
+    """Identifies the newest removal record that existed when a run loaded the state of a thread.
 
     Attributes:
         number: The sequence number of the removal.
@@ -159,13 +157,14 @@ class RemovalRecords:
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
         """Return a keyed hash, `size` bytes long, of a text and its kind."""
-        data = f"{kind}\0{text}".encode(errors="surrogatepass")
-        return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
+        return hashlib.blake2b(
+            f"{kind}\0{text}".encode(errors="surrogatepass"), digest_size=size, key=self.key or b""
+        ).digest()
 
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
         """Hash the texts of each kind.
 
-        Return the hashes grouped by kind, in the format of `RemovalRecord.texts`.
+        Return the hashes of each kind of text, in the format of `RemovalRecord.texts`.
         """
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
@@ -174,29 +173,29 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Return the prefix hash, the hash of the whole text, and its length, concatenated."""
+        """Return the concatenation of a text's prefix hash, its full hash and its length."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
     # -- records
 
-    def read_newest_number(self, thread_id: str) -> Flow[int]:
+    def read_newest_record_number(self, thread_id: str) -> Flow[int]:
         """Return the sequence number of a thread's latest removal record, or 0 if there is none."""
         ((number,),) = yield self.sql("last_removal", self.hash_thread_id(thread_id))
         return int(number or 0)
 
-    def count_removals(self, thread_id: str) -> Flow[int]:
-        """Return the sequence number of the latest removal that a thread's row contains.
+    def read_newest_removal_number(self, thread_id: str) -> Flow[int]:
+        """Return the sequence number of the latest removal, as stored in a thread's row.
 
-        If the thread does not exist, return the number of its latest removal record, or 0 if there
-        is none.
+        If the thread does not exist, return the sequence number of its latest removal record, or 0
+        if there is no such record.
         """
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
-        return (yield from self.read_newest_number(thread_id))
+        return (yield from self.read_newest_record_number(thread_id))
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
-        """Return a thread's removal records numbered above `after_number`, in ascending order."""
+        """Return a thread's removal records whose numbers exceed `after_number`, lowest first."""
         thread = self.hash_thread_id(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []
@@ -223,8 +222,8 @@ class RemovalRecords:
             in the thread's row with the statement `note_removal`. The exception is a rollback.
         """
         thread, now = self.hash_thread_id(thread_id), time.time()
-        last_number = yield from self.read_newest_number(thread_id)
-        number: int = max(last_number, (yield from self.count_removals(thread_id))) + 1
+        last_number = yield from self.read_newest_record_number(thread_id)
+        number: int = max(last_number, (yield from self.read_newest_removal_number(thread_id))) + 1
         hashes = None
         if deleted_checkpoint_ids is not None:
             hashes = b"".join(
@@ -243,9 +242,9 @@ class RemovalRecords:
     def add_rollback_record(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
         """Record that the checkpoints of a rolled-back run were removed and must not be imported.
 
-        A rollback does not update the removal number in the thread's row, so the requests of other
-        runs do not become stale. A run that has already loaded its state can still store the
-        messages that it loaded.
+        The rollback of a run does not affect other runs that have already loaded the run's
+        messages. A run that has already loaded messages from the rolled-back run can store these
+        messages again.
         """
         yield from self.add_removal_record_and_get_number(
             thread_id, {_ROLLED_BACK: checkpoint_ids}, None
@@ -264,10 +263,10 @@ class RemovalRecords:
     ) -> Flow[None]:
         """Add text hashes to a thread's latest removal record, skipping those it already has.
 
-        If the thread has no removal record, nothing is added.
+        Do nothing if the thread has no removal record.
         """
         thread, hashes = self.hash_thread_id(thread_id), self.hash_texts(texts_by_kind)
-        number = yield from self.read_newest_number(thread_id)
+        number = yield from self.read_newest_record_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
             associated_data = build_removal_record_associated_data(thread, number)
             checkpoints, stored_hashes = unpack(self.seal.unseal(body, associated_data))
@@ -286,7 +285,7 @@ class RemovalRecords:
     def remember_newest_removal_number_for_run(
         self, config: RunnableConfig, thread_id: str, newest_removal_number: int
     ) -> None:
-        """Remember the sequence number of the latest removal record when a run loads its thread."""
+        """Remember which removal record was the latest when a run loaded its thread."""
         runtime = find_langgraph_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
@@ -296,8 +295,9 @@ class RemovalRecords:
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
         """Return whether data was removed from the thread after a request's state was loaded.
 
-        A request stores a checkpoint or pending writes that a run computed from the state it had
-        loaded.
+        A request asks the checkpointer to store a checkpoint or pending writes. Before a run makes
+        the request, the run loads the thread's state and computes the checkpoint or the pending
+        writes from that state.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -310,12 +310,14 @@ class RemovalRecords:
     def find_newest_removal_number_when_state_was_loaded(
         self, request: CheckpointPut | TaskWrites
     ) -> RemovalNumberAtLoad:
-        """Return the sequence number of the latest removal before a request's state was loaded.
+        """Find the newest removal record that existed when a run loaded the state for a request.
 
-        A request stores a checkpoint or pending writes that a run computed from the state it had
-        loaded. A subgraph or a node can store data from the state that was loaded when the run
-        started. Therefore, for a request from a subgraph or a node, the number that was recorded at
-        the start of the run is returned, even if the subgraph loaded a checkpoint later.
+        A request asks the checkpointer to store a checkpoint or pending writes. Before a run makes
+        the request, the run loads the thread's state and computes the checkpoint or the pending
+        writes from that state. A subgraph or a node can store data that it took from the state
+        loaded at the start of the run. For a request from a subgraph or a node, the method returns
+        the number of the removal record that was the newest when the run started. The result stays
+        the same if the subgraph loads one of its own checkpoints after the start of the run.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -329,7 +331,7 @@ class RemovalRecords:
     def find_newest_removal_number_when_config_was_loaded(
         self, config: RunnableConfig, thread_id: str
     ) -> RemovalNumberAtLoad:
-        """Return the sequence number of the latest removal before a run or node loaded its state.
+        """Find the newest removal record that existed when a run loaded the state of its thread.
 
         See `find_newest_removal_number_when_state_was_loaded`.
         """
@@ -353,8 +355,9 @@ def build_removal_record_associated_data(thread: bytes, number: int) -> Associat
 def split_into_prefix_hash_text_hash_and_length(removal_element: bytes) -> tuple[bytes, bytes, int]:
     """Split an element of a removal record into its prefix hash, text hash and text length.
 
-    The prefix hash covers the first `PREFIX_CHARS` characters of the text. Only elements whose kind
-    is in `SUBSTRING_KINDS` can be split. Elements of all other kinds consist of a single hash.
+    The prefix hash covers the first `PREFIX_CHARS` characters of the text. Call this function only
+    for elements of the kinds in `SUBSTRING_KINDS`. An element of any other kind consists of one
+    hash and cannot be split.
     """
     start, whole, length = (
         removal_element[:_HASH_BYTES],
@@ -367,33 +370,6 @@ def split_into_prefix_hash_text_hash_and_length(removal_element: bytes) -> tuple
 def _split_hashes(data: bytes) -> Iterable[bytes]:
     """Split concatenated hashes."""
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
-
-
-def drop_oldest_entries(entries: dict[Any, Any], limit: int) -> None:
-    """Evict the oldest entries of a dict until fewer than `limit` entries remain.
-
-    Another OS thread may add entries to the dict while this function runs.
-    """
-    while len(entries) >= limit:
-        # `next` raises RuntimeError or StopIteration if another OS thread modifies `entries`
-        # concurrently.
-        with suppress(RuntimeError, StopIteration):
-            entries.pop(next(iter(entries)), None)
-
-
-def find_langgraph_runtime(config: RunnableConfig) -> Any:
-    """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
-
-    The runtime in the root graph's config has no `execution_info`. langgraph passes this config to
-    the checkpointer when it loads the thread. In the config of a subgraph or a node, the runtime
-    has an `execution_info`.
-    """
-    # If `langgraph.runtime` has not been imported, no graph can be running in this process.
-    module: Any = sys.modules.get("langgraph.runtime")
-    for part in config.get("configurable", {}).values() if module else ():
-        if isinstance(part, module.Runtime):
-            return part
-    return None
 
 
 def find_run_control(runtime: Any) -> object | None:

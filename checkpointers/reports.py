@@ -1,4 +1,4 @@
-"""Define the data classes that checkpointers return, and the retention rule `Retention`."""
+"""Define the dataclasses that checkpointers return, and the retention rule `Retention`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ NodeAndInterruptValue = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item, such as a message, from a channel's history up to a given checkpoint.
+    """An item, such as a message, in the history of a channel.
+
+    The history ends at a checkpoint that the caller chooses.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
-        seen: Whether the item is still part of the channel's value at that checkpoint. False for an
-            item of a branch. None if this is unknown. It is unknown for a `DeltaChannel` of
-            langgraph that does not hold messages and has no snapshot at that checkpoint, or whose
-            snapshot is neither a list nor a dict.
+        seen: Whether the item is still part of the channel's value at the checkpoint at which the
+            history ends. False for an item that is only on a branch. None if the items of the
+            channel's value are unknown. Only a langgraph `DeltaChannel` that does not hold messages
+            can have unknown items. The items of such a channel are unknown if the channel has no
+            snapshot at that checkpoint, or if the snapshot is neither a list nor a dict.
         position: The position of the item in the channel's log. Later items have higher positions,
             and a position is never reused.
         branch: Whether the item is only on a branch that does not lead to the head.
         stored_at: The time (UTC) of the checkpoint that first stored the item. The time is the `ts`
             of that checkpoint, or the time at which the checkpoint was stored if that is earlier.
-            Copies, merges, imports of langgraph's databases, prunes and erasures of other messages
-            do not change it.
+            The time stays the same when the thread is copied, merged, pruned or imported from one
+            of langgraph's databases, and when other messages are erased.
     """
 
     value: Any
@@ -53,7 +56,8 @@ class ThreadInfo:
         namespaces: The checkpoint namespaces; `""` is the root graph.
         active_at: The time (UTC) of the last activity in the conversation. This is the `ts` of the
             head, or `updated_at` if that is earlier or the thread has no head. For an imported
-            thread, this is the conversation's own time.
+            thread, this is the time at which the conversation took place, and not the time of the
+            import.
         messages: The number of messages in the transcript up to the head; see `history`.
     """
 
@@ -77,10 +81,13 @@ class ThreadTask:
         node: The node that the task runs. `""` if another program stored the writes of the task
             without naming the node.
         path: The path of the task in langgraph's form: `("__pregel_pull", node)`, or
-            `("__pregel_push", index, False)` for the `Send` at an index.
-        done: Whether the task has ended, although its superstep has not.
+            `("__pregel_push", index, False)` for a task that was started by a `Send`, where `index`
+            is the position of the `Send` in the list of pending `Send`s.
+        done: Whether the task has completed and stored its writes. A task that raised an exception
+            or waits for an answer is not done. Other tasks of the same superstep may still be
+            unfinished.
         error: The text of the exception that the task raised, or None.
-        interrupts: langgraph's `Interrupt`s that the task raised last.
+        interrupts: The langgraph `Interrupt`s that the task raised when it ran last.
     """
 
     id: str | None
@@ -106,9 +113,10 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """The state: `"waiting"` if an interrupt is unanswered, else `"unfinished"` or `"idle"`.
+        """The state of the thread: `"waiting"`, `"unfinished"` or `"idle"`.
 
-        A thread is unfinished if its run is in progress, has failed or was stopped.
+        A thread is waiting if one of its interrupts is unanswered. A thread without unanswered
+        interrupts is unfinished if its run is in progress, has failed or was stopped.
         """
         if self.interrupts:
             return "waiting"
@@ -129,10 +137,12 @@ class ThreadStatus:
 
     @property
     def questions(self) -> tuple[NodeAndInterruptValue, ...]:
-        """The unanswered questions, as `(node name, interrupt value)` pairs."""
-        open_tasks = [task for task in self.tasks if not task.done]
+        """The thread's unanswered questions, as `(node name, interrupt value)` pairs."""
         return tuple(
-            (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts
+            (task.node, _get_interrupt_value(one))
+            for task in self.tasks
+            if not task.done
+            for one in task.interrupts
         )
 
 
@@ -143,9 +153,10 @@ class ThreadHead:
     Attributes:
         checkpoint_id: The id of the head, or None if the thread has only pending writes or
             checkpoints of subgraphs.
-        metadata: The metadata as put, with the values that the checkpoint inherited from its
-            parent, such as `user_id` and `owner`. langgraph copies the values of a run's
-            `configurable` to the metadata.
+        metadata: The stored metadata of the checkpoint. langgraph provides the metadata, and copies
+            values such as `user_id` and `owner` from the `configurable` of the run's config to it.
+            perdure adds the values that the checkpoint inherits from its parent, such as the
+            `user_id` of an earlier run.
         updated_at: The time (UTC) at which the thread was last written to, to a tenth of a second.
         created_at: The time (UTC) at which the first checkpoint or write was stored.
         status: Whether the thread waits for an answer, is unfinished, or is idle.
@@ -177,14 +188,18 @@ class CheckpointInfo:
     """A checkpoint without its values.
 
     Attributes:
-        parent_id: The id of the checkpoint from which this one was made, or None. The parent may be
-            pruned.
-        order: The sequence number of the put. Later checkpoints of the thread have higher numbers.
+        parent_id: The id of the checkpoint from which this one was made, or None. The parent may
+            have been deleted by a prune.
+        order: The sequence number of the checkpoint. Checkpoints of the thread that were stored
+            later have higher numbers.
         is_head: Whether a run that names no `checkpoint_id` starts from this checkpoint.
-        is_branch: Whether the checkpoint does not lead to the head of its namespace.
-        ts: The timestamp as put (ISO 8601).
+        is_branch: Whether the checkpoint is on a branch, which means that it is neither the head of
+            its namespace nor an ancestor of this head.
+        ts: The value of the checkpoint's own field `ts`, which is its timestamp in ISO 8601, or
+            `""` if the checkpoint has no `ts`.
         counts: The number of items at this checkpoint for each channel with a list or dict. A
-            `DeltaChannel` with an unknown value is left out; see `HistoryItem.seen`.
+            `DeltaChannel` is left out if its value at this checkpoint is unknown; see
+            `HistoryItem.seen`.
         next: The nodes that were to run when the checkpoint was put. A node occurs once for each of
             its tasks.
     """
@@ -206,9 +221,11 @@ class ChannelDifference:
     """The difference between a channel's values at two checkpoints.
 
     Attributes:
-        added: The elements that only the later value has, by their position in `history`. An
-            element of a dict is `[key, value]`. If there are more than the requested number, only
-            the last ones are included. If the channel is stored whole, the later value.
+        added: The elements that only the later value has. The key of each element is its position
+            in the channel's log, as in `HistoryItem.position`. An element of a dict is
+            `[key, value]`. If there are more elements than the limit that the caller gave, only the
+            last ones are included. If `whole` is True, the only entry is the later value, under the
+            key -1. In this case, the mapping is empty if there is no later value.
         removed: The elements that only the earlier value has, in the same form.
         added_count: The number of all added elements.
         removed_count: The number of all removed elements. If both counts are 0, only the order
@@ -228,9 +245,11 @@ class StateDifference:
     """The difference between the states at two checkpoints.
 
     Attributes:
-        ran: The nodes that ran between the checkpoints, in order. Empty if the earlier checkpoint
-            does not exist any more.
-        channels: The difference of each channel whose value changed, by channel.
+        ran: The nodes that ran between the checkpoints. Each node is listed once. The nodes are in
+            the order in which they first ran, if this order is known. It is unknown if the later
+            checkpoint does not descend from the earlier one, or if a checkpoint between them is
+            missing. Empty if the earlier checkpoint does not exist any more.
+        channels: The difference of each channel whose value changed, by the channel's name.
     """
 
     ran: tuple[str, ...]
@@ -262,7 +281,8 @@ class PruneReport:
         threads: The number of threads that lost a checkpoint or were deleted.
         size_bytes: The bytes of the removed checkpoints, items and pending writes, without index
             overhead.
-        runs: The number of runs of the server, with their requests.
+        runs: The number of the server's runs that were removed. A run is removed together with its
+            request.
         events: The number of batches of run events.
         crons: The number of crons of the server.
     """
@@ -286,17 +306,20 @@ class ErasureReport:
 
     Attributes:
         checkpoints: The number of checkpoints that were rewritten or deleted.
-        items: The number of log items that were removed: messages in each version, and values that
-            contained one.
-        hashes: The BLAKE2b-256 hash of each distinct message that was removed, in hexadecimal,
-            sorted. The hash is keyed with the database's key if it has one.
-        cancelled: The tasks that quoted an erased message and will not run, sorted, in the form
-            `namespace|node:task_id`. Tasks of the root graph have no namespace. Tasks that stored
-            nothing have no id.
-        scrubbed: Whether no erased data is left in the bytes of the file and its WAL. False while
-            another process still reads the previous state, or if the disk has no room for a second
-            copy of the file. Then call `erase` again, or reopen the file. Always False on Postgres,
-            which does not overwrite the bytes of a page.
+        items: The number of log items that were removed. Each version of a message counts as an
+            item, and so does each value that contained an erased message.
+        hashes: The hashes of the removed messages, sorted and without duplicates. Each hash is the
+            BLAKE2b-256 hash of a message's type, id and content, in hexadecimal. If the rows of the
+            database are encrypted, the hashes are keyed with a secret key.
+        cancelled: The names of the tasks that will not run because they quoted an erased message,
+            sorted. A name has the form `namespace|node:task_id`. For a task of the root graph, the
+            name has no `namespace|`. For a task that has stored nothing, the name has no
+            `:task_id`.
+        scrubbed: Whether the bytes of the file and its WAL contain no erased data. False if another
+            process was still reading the previous state, or if the disk had no room for a second
+            copy of the file. In both cases, call `erase` again later, or reopen the file. On
+            Postgres, False after every erasure that removed data, because Postgres does not
+            overwrite the bytes of a page.
         runs: The number of runs of the server whose request, metadata or error quoted an erased
             message. The quotation was removed, and runs that had not ended were cancelled. If the
             thread was deleted, the number of its deleted runs.
@@ -320,17 +343,21 @@ class ErasureReport:
 class Retention:
     """A retention rule for the checkpoints of a thread.
 
-    A checkpoint is kept if at least one of `last`, `days` and `turns` applies to it. The head of
-    each namespace is always kept. If the head was stored by a state update less than a day ago, the
-    checkpoint to which the update was applied is also kept, because a run in progress can still
-    continue from it.
+    A checkpoint is kept if at least one of `last`, `days` and `turns` applies to it. A retention
+    rule never deletes the head of a namespace. If the head was stored by a state update less than a
+    day ago, the checkpoint to which the update was applied is also kept, because a run that was in
+    progress during the update can still continue from it. If the head was stored by the last
+    of several consecutive state updates, the checkpoint to which the first of these updates was
+    applied is kept instead.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.
-        days: Checkpoints whose `ts` is less than this number of days old are kept. The `ts` of an
-            imported checkpoint is the conversation's own time.
-        turns: Whether to keep the checkpoints at which a turn ended, which are the last one before
-            the next input and the last one of each branch.
+        days: Checkpoints that are at most this number of days old are kept. The age is counted from
+            the checkpoint's `ts`, or from the time at which it was stored if that is earlier. The
+            `ts` of an imported checkpoint is the time of the conversation, not of the import.
+        turns: Whether to keep the checkpoints at which a turn ended, which are those from which no
+            later superstep of a run continues. Examples are the last checkpoint before each new
+            input, and the last checkpoint of each branch.
         history: Whether the whole transcript up to each kept checkpoint stays readable through
             `history()`. If False, items that are part of no kept checkpoint are deleted. Items of
             branches without a kept checkpoint are always deleted.

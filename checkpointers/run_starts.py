@@ -12,29 +12,26 @@ These checkpoints of the root namespace have no start time:
 - imported checkpoints,
 - checkpoints of a run whose first checkpoint contains pending writes of an earlier run.
 
-Start times are not preserved when a thread is copied or databases are merged. Otherwise, a file
-from an untrusted source could claim that a run of this database had added a message.
+Copying a thread or merging databases does not copy the start times of runs. An imported file may be
+untrusted and contain false start times. If these start times were copied, a message could be
+falsely attributed to a run of this database.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.address import Address, find_langgraph_runtime
+from perdure.checkpointers.cache import Snapshot, drop_oldest_entries
 from perdure.checkpointers.manifest import iter_positions, join_adjacent_ranges
 from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
-from perdure.checkpointers.removal_records import (
-    drop_oldest_entries,
-    find_langgraph_runtime,
-    find_run_control,
-)
+from perdure.checkpointers.removal_records import find_run_control
 from perdure.storage.flow import Flow
 
 # Maximum number of (run, thread) pairs whose start times are kept in memory. If there are more, the
@@ -45,7 +42,7 @@ _BETWEEN_GRAPHS: Final = "|"
 
 
 class LoadedRun(NamedTuple):
-    """The start time of a run in this process, and details of the checkpoint that the run loaded.
+    """Describes when a run in this process started, and which checkpoint the run loaded.
 
     Attributes:
         started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
@@ -79,7 +76,7 @@ class RunStarts:
     ) -> None:
         """Record that a run has loaded a checkpoint.
 
-        Configs that do not belong to the root graph of a run are ignored.
+        Do nothing if the config does not belong to the root graph of a run.
 
         Args:
             config: The config of the read.
@@ -95,8 +92,8 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # The run has already loaded a checkpoint by id, and langgraph is now loading the head
-            # only for comparison, so keep the existing record.
+            # After the run has loaded a checkpoint by id, langgraph also loads the head, but only
+            # for comparison. Keep the record of the checkpoint that was loaded by id.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_LOADED_RUNS)
@@ -109,28 +106,28 @@ class RunStarts:
         """Return the record of the run to which a config belongs, or None if there is none."""
         return self._runs.get((find_run_control(find_langgraph_runtime(config)), thread_id))
 
-    def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
-        """Add the run's start time to a request that stores a checkpoint.
+    def set_start_time_of_run_in_put(self, put: CheckpointPut, runtime: Any) -> None:
+        """Add the start time of the run to which `runtime` belongs to a request that it makes.
 
-        The start time is added only to the first checkpoint of a run. It is omitted if the run
-        loaded pending writes of an earlier run. When a run stores its input, `has_input` is also
-        set to True in the run's `LoadedRun`. Later checkpoints of the run get `continues_run=True`
-        instead, so that they inherit the start time of their parent. A request from a subgraph,
-        from a state update or without a run is not changed.
+        The start time is added only to the first checkpoint of a run. No start time is added to the
+        checkpoint if the run loaded pending writes of an earlier run. When a run stores its input,
+        `has_input` is set to True in the run's `LoadedRun`. The run's checkpoints after the first
+        one get `continues_run=True` instead of a start time, so that they inherit the start time of
+        their parent. A request that comes from a state update is left unchanged.
+
+        Args:
+            put: The request, which stores a checkpoint of the root graph.
+            runtime: The langgraph `Runtime` of the run.
         """
-        config, thread_id = put.config, put.address.thread_id
-        runtime = (
-            None if config is None or put.address.checkpoint_ns else find_langgraph_runtime(config)
-        )
-        if config is None or runtime is None:
-            return
         source = put.metadata.get("source")
-        is_new = source == "input" or (put.is_only_checkpoint_of_run and START in put.new_versions)
+        is_new = source == "input" or (START in put.new_versions and put.is_only_checkpoint_of_run)
         if source == "loop" and not is_new:
             put.continues_run = True
-        elif is_new and (run := self.find_run(config, thread_id)) is not None:
-            self._runs[find_run_control(runtime), thread_id] = run._replace(has_input=True)
-            put.run_started_at = None if run.has_writes else run.started_at
+        elif is_new:
+            key = find_run_control(runtime), put.address.thread_id
+            if (run := self._runs.get(key)) is not None:
+                self._runs[key] = run._replace(has_input=True)
+                put.run_started_at = None if run.has_writes else run.started_at
 
 
 def find_which_messages_were_added_after(
@@ -202,26 +199,25 @@ def _find_which_messages_were_added_within(
 ) -> Flow[Mapping[str, bool]]:
     """Return, for each message, whether it was added by a run that started within `period`.
 
-    Messages that are not in the checkpoint's transcript are left out of the result. If a message
-    has several versions, the result is True only if every version was added by a run that started
-    within `period`. Each version is attributed to the run that stored the oldest checkpoint
-    containing the version. If the parent of the oldest checkpoint was pruned, the run cannot be
-    determined, and the result for the message is False.
+    Messages that are not in the checkpoint's transcript are left out of the returned mapping. A
+    message maps to True only if every version of the message was added by a run that started within
+    `period`. Each version of a message is attributed to the run that stored the oldest checkpoint
+    with that version. If pruning has deleted older checkpoints, the run that added a version of a
+    message can be unknown. Such a message maps to False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
     key, _ = stored_checkpoint.snapshot.transcript[channel]
-    transcript_positions = yield from _read_log_positions_of_transcript(
-        reader, thread_id, stored_checkpoint, stored_checkpoint.snapshot, channel
+    transcript_positions = yield from reader.read_transcript_positions(
+        thread_id, stored_checkpoint.thread, stored_checkpoint.snapshot, channel
     )
     ranges = join_adjacent_ranges(
         (position, position + 1) for position in sorted(transcript_positions)
     )
-    log = yield from reader.load_log_items_into_cache(
+    values = yield from reader.read_and_decode_items(
         thread_id, stored_checkpoint.thread, key, ranges
     )
     wanted_ids, id_by_position = {*message_ids}, dict[int, str]()
-    values = reader.codec.decode_all(log.get_items(ranges))
     for position, message in zip(iter_positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted_ids:
             id_by_position[position] = message_id
@@ -244,8 +240,8 @@ def _find_item_positions_added_by_runs_started_in_period(
 ) -> Flow[set[int]]:
     """Return the positions of the items added by runs that started within `start_period`.
 
-    The search starts at the checkpoint and continues with its ancestors. It stops at the first
-    checkpoint that has no start time or whose run did not start within `start_period`.
+    The items are searched for in `stored_checkpoint` and then in its ancestors. The search stops at
+    the first checkpoint whose run started outside `start_period` or has no stored start time.
     """
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
@@ -256,40 +252,23 @@ def _find_item_positions_added_by_runs_started_in_period(
     ):
         parent: Snapshot | None = None
         if checkpoint.parent_id is not None:
-            arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
-            parent = yield from reader.read_snapshot(*arguments)
+            parent = yield from reader.read_snapshot(
+                thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
+            )
             if parent is None:
-                # The parent checkpoint was pruned, so the runs that added the remaining items
-                # cannot be determined.
+                # The parent checkpoint was pruned, so it is unknown which runs added the items in
+                # `remaining`.
                 return added
         in_parent = set[int]()
         if parent is not None:
             in_parent = remaining & (
-                yield from _read_log_positions_of_transcript(
-                    reader, thread_id, stored_checkpoint, parent, channel
+                yield from reader.read_transcript_positions(
+                    thread_id, stored_checkpoint.thread, parent, channel
                 )
             )
-        # Skip items that first appear in a checkpoint whose source is `input`. langgraph stores
-        # this checkpoint before it adds the run's input to the state, so the items were added by an
-        # earlier run.
+        # Skip items that first appear in an `input` checkpoint, because an earlier run added them.
+        # langgraph stores an `input` checkpoint before it adds the run's input to the state.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
     return added
-
-
-def _read_log_positions_of_transcript(
-    reader: CheckpointReader,
-    thread_id: str,
-    stored_checkpoint: StoredCheckpoint,
-    snapshot: Snapshot,
-    channel: str,
-) -> Flow[set[int]]:
-    """Return the log position of each item in a channel's transcript.
-
-    If an item is an alias of an earlier item, the position of the earlier item is returned.
-    """
-    if channel not in snapshot.transcript:
-        return set()
-    parts = thread_id, stored_checkpoint.thread, *snapshot.transcript[channel]
-    return {*(yield from reader.read_positions_with_aliases_resolved(*parts))}

@@ -1,9 +1,9 @@
 """Wait for a run's in-progress writes to finish, and reject later writes.
 
-LangGraph starts a separate asyncio task for each checkpoint that a run stores. The asyncio tasks
-keep running if the run is cancelled, so a checkpoint may be stored after the run has ended. Before
-the server cleans up after a run, it calls `RunWrites.close`, which waits for the writes in progress
-and rejects later writes.
+LangGraph starts a separate asyncio task for each checkpoint that a run stores. If the run is
+cancelled, the asyncio tasks that store its checkpoints keep running, so a checkpoint may be stored
+after the run has ended. Before the server cleans up after a run, it calls `RunWrites.close`, which
+waits for the writes in progress and rejects later writes.
 """
 
 from __future__ import annotations
@@ -57,15 +57,19 @@ class RunWrites:
             RunEnded: The run has ended.
         """
         if self._closed:
-            raise RunEnded("the run has ended, so its writes are no longer stored")
+            raise RunEnded("the run has already ended, so this write was discarded")
 
     def make_flow_fail_after_run_end(
         self, make_flow: Callable[[], Flow[T]]
     ) -> Callable[[], Flow[T]]:
-        """Wrap a flow factory so that it raises RunEnded once the run has ended.
+        """Return a function that calls `make_flow` if the run has not ended yet.
 
-        A write can still be in the queue when `close` times out. Therefore, immediately before
-        executing the queued write, the returned function checks again whether the run has ended.
+        If the run has already ended, the returned function raises RunEnded and does not call
+        `make_flow`.
+
+        When `close` times out after the end of the run, a write can still be in the queue. The
+        returned function prevents queued writes from being stored after the end of the run. Just
+        before a queued write is executed, the returned function checks whether the run has ended.
         """
 
         def make_if_open() -> Flow[T]:
@@ -88,8 +92,9 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Start rejecting new writes one iteration before the loop ends, so that the last
-            # iteration still detects a write that another OS thread has just started.
+            # During the last iteration of the waiting loop, new writes are already rejected. If the
+            # last iteration finds a write that another OS thread began before the rejection, the
+            # loop accepts new writes again and continues to wait.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

@@ -46,9 +46,10 @@ from perdure.checkpointers.address import (
     Address,
     check_storable_text,
     check_thread_id,
-    parse_address,
+    find_langgraph_runtime,
+    parse_checkpoint_address,
 )
-from perdure.checkpointers.cache import Cache
+from perdure.checkpointers.cache import Cache, drop_oldest_entries
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.labels import LABELS, find_labels_in_run_context
@@ -65,13 +66,7 @@ from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, St
 from perdure.checkpointers.values import Allowlist, Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.storage.database import (
-    Database,
-    DatabaseOwner,
-    OwnWrites,
-    WriteCounts,
-    make_async_twin,
-)
+from perdure.storage.database import Database, DatabaseOwner, make_async_twin
 from perdure.storage.encryption import (
     ChecksumSeal,
     LangGraphSeal,
@@ -79,11 +74,11 @@ from perdure.storage.encryption import (
     build_encryption_or_checksum_seal,
     check_key_and_bind_seal,
 )
-from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.switching import use_short_switch_interval
+from perdure.storage.flow import Flow, NamedSQL, OwnWrites, WriteCounts
+from perdure.storage.switch_interval import use_short_switch_interval
 
 T = TypeVar("T")
-# A state with more items than this is encoded and decoded in a worker thread instead of the event
+# Item count above which a state is encoded and decoded in a worker thread instead of the event
 # loop's OS thread.
 OFF_LOOP_ITEMS: Final = 512
 # A no-op context manager, for runs without a `RunWrites` object.
@@ -119,11 +114,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._removals = RemovalRecords(sql, seal)
         self._run_starts = RunStarts()
-        # Addresses of checkpoints that were read by id and were not the head at that time. An
-        # address is removed when a child of the checkpoint is stored. The dict is used as an
-        # ordered set, so its values are always True.
+        # Addresses of checkpoints that were loaded by id while they were not the head. Each address
+        # is a dict key whose value is True. A run continues from an older checkpoint if it stores a
+        # child of such a checkpoint. Storing the child removes the address of its parent from the
+        # dict.
         self._read_by_id: dict[Address, bool] = {}
-        # The names given to `copy_context_values_to_metadata`, by thread id.
+        # The names passed to `copy_context_values_to_metadata`, keyed by thread id.
         self._labels: dict[str, set[str]] = {}
         # Ids of the threads for which overlapping runs were logged. A checkpointer copy made by
         # `with_allowlist` shares this dict with the original.
@@ -173,68 +169,59 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        address, started_at = parse_address(config), time.time()
-        writes_by_others = (
+        address, started_at = parse_checkpoint_address(config), time.time()
+        write_counts_except_own = (
             self.database.count_writes_except_own(self._own_writes)
             if self._reader.is_head_cached(address)
             else None
         )
-        checkpoint = self._find_cached_checkpoint_tuple(address, writes_by_others) or self._read(
-            lambda: self._read_checkpoint_tuple(address, config)
-        )
-        if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._remember_newest_removal_number_for_run(config, checkpoint)
-        self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
-        if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
-            marker.record_messages_in_loaded_checkpoint(checkpoint)
-        return checkpoint
+        checkpoint = self._find_cached_checkpoint_tuple(
+            address, write_counts_except_own
+        ) or self._read(lambda: self._read_checkpoint_tuple(address, config))
+        return self._record_load(config, address, started_at, checkpoint)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        address, started_at = parse_address(config), time.time()
+        address, started_at = parse_checkpoint_address(config), time.time()
         if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
-            writes_by_others = self.database.count_writes_except_own(self._own_writes)
-            if writes_by_others is None:
-                writes_by_others = await self.database.wait_and_count_writes_except_own(
+            write_counts_except_own = self.database.count_writes_except_own(self._own_writes)
+            if write_counts_except_own is None:
+                write_counts_except_own = await self.database.wait_and_count_writes_except_own(
                     self._own_writes
                 )
-            checkpoint = self._find_cached_checkpoint_tuple(address, writes_by_others)
+            checkpoint = self._find_cached_checkpoint_tuple(address, write_counts_except_own)
         else:
             checkpoint = None
         if checkpoint is None:
             checkpoint = await self.database.run_in_thread(
                 lambda: self._read(lambda: self._read_checkpoint_tuple(address, config))
             )
-        if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._remember_newest_removal_number_for_run(config, checkpoint)
-        self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
-        if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
-            marker.record_messages_in_loaded_checkpoint(checkpoint)
-        return checkpoint
+        return self._record_load(config, address, started_at, checkpoint)
 
     def _find_cached_checkpoint_tuple(
-        self, address: Address, writes_by_others: WriteCounts | None
+        self, address: Address, write_counts_except_own: WriteCounts | None
     ) -> CheckpointTuple | None:
-        """Return the cached head, or None if others may have written since it was cached."""
-        if writes_by_others is None:
+        """Return the cached head, or None if another writer may have changed the cached thread."""
+        if write_counts_except_own is None:
             return None
         with collector_paused():
-            return self._reader.build_tuple_from_cache(address, writes_by_others)
+            return self._reader.build_tuple_from_cache(address, write_counts_except_own)
 
     def _read_checkpoint_tuple(
         self, address: Address, config: RunnableConfig
     ) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
-        If the config requests a checkpoint by id and that checkpoint is not a head, record its
-        address. A run that later stores a child of this checkpoint has deliberately gone back to it
-        (see `CheckpointPut.continues_chosen_checkpoint`).
+        If the config requests a checkpoint by id and that checkpoint is not a head, remember the
+        checkpoint's thread id, namespace and id. If a run stores a child of a checkpoint that the
+        run read by id, perdure assumes that the run continues from that checkpoint on purpose (see
+        `CheckpointPut.continues_chosen_checkpoint`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
-        # If the thread was deleted, it has no row with the sequence number of the deletion, so read
-        # the number from the removal records.
+        # A deleted thread has no row that contains the sequence number of the deletion, so read the
+        # number from the removal records.
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
-            number = yield from self._removals.read_newest_number(address.thread_id)
+            number = yield from self._removals.read_newest_record_number(address.thread_id)
             if number:
                 self._removals.remember_newest_removal_number_for_run(
                     config, address.thread_id, number
@@ -242,17 +229,31 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is None or address.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(address)):
-            _remember_recent(self._read_by_id, address, True)
+            drop_oldest_entries(self._read_by_id, _MAX_REMEMBERED)
+            self._read_by_id[address] = True
         return checkpoint
 
-    def _remember_newest_removal_number_for_run(
-        self, config: RunnableConfig, checkpoint: CheckpointTuple
-    ) -> None:
-        """Record the latest removal's sequence number when a run loads a checkpoint."""
-        configurable: Any = checkpoint.config["configurable"]
-        self._removals.remember_newest_removal_number_for_run(
-            config, configurable["thread_id"], configurable[REMOVALS_KEY]
-        )
+    def _record_load(
+        self,
+        config: RunnableConfig,
+        address: Address,
+        started_at: float,
+        checkpoint: CheckpointTuple | None,
+    ) -> CheckpointTuple | None:
+        """Record that a run has loaded a checkpoint, and return the checkpoint.
+
+        The newest removal of the thread, the start time of the run and the messages of the
+        checkpoint are recorded.
+        """
+        configurable: Any = {} if checkpoint is None else checkpoint.config["configurable"]
+        if REMOVALS_KEY in configurable:
+            self._removals.remember_newest_removal_number_for_run(
+                config, configurable["thread_id"], configurable[REMOVALS_KEY]
+            )
+        self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
+        if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
+            marker.record_messages_in_loaded_checkpoint(checkpoint)
+        return checkpoint
 
     def list(
         self,
@@ -264,9 +265,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Yield the checkpoints of a thread or of all threads.
 
-        Each checkpoint is read from the database only when the iterator reaches it. Within a
-        namespace, the head comes first, followed by the other checkpoints, newest first. If
-        `config` is None, the checkpoints of all threads are listed, thread by thread.
+        Each checkpoint is read from the database only when the iterator reaches it. The head of
+        each namespace is yielded first, followed by the other checkpoints of the namespace, newest
+        first. If `config` is None, the checkpoints of all threads are listed, thread by thread.
 
         Args:
             config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all
@@ -282,7 +283,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self._listing.iter_addresses_and_row_keys(config, filter, before), max_count
         ):
             checkpoint = self._read(partial(self._reader.read_tuple, address, row_key))
-            # The checkpoint may have been pruned after its address was found.
+            # A concurrent prune may have deleted the checkpoint after the listing found it.
             if checkpoint is not None:
                 yield checkpoint
 
@@ -305,7 +306,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the last stored value of each `DeltaChannel` and all later writes to it."""
-        address = parse_address(config)
+        address = parse_checkpoint_address(config)
         history = self._read(lambda: self._reader.read_delta_channel_history(address, channels))
         if (marker := MESSAGE_MARKER.get()) is not None:
             for entry in history.values():
@@ -328,14 +329,15 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         The config names the parent. The checkpoint becomes the head of its namespace if its parent
         is the current head, or if it is the first checkpoint that a run stores. A run either starts
-        with an input, an update or a fork, or resumes from a checkpoint loaded by id. If a later
-        run of the thread starts before the checkpoint is stored, the checkpoint becomes a branch. A
-        channel that is not in `new_versions` keeps its value from the parent checkpoint. If the
-        value of a channel is a list or dict, only the items that are not stored yet are written.
+        with an input, an update or a fork, or resumes from a checkpoint loaded by id. If a run
+        stores a checkpoint after a later run of the same thread has started, the checkpoint becomes
+        a branch instead of the head. A channel that is not in `new_versions` keeps its value from
+        the parent checkpoint. If the value of a channel is a list or dict, only the items that are
+        not stored yet are written.
 
         The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
-        `user_id` and `owner` are not inherited if the run's config or context identifies another
-        user, or sets one of the two values to `""` or None.
+        `user_id` and `owner` are not inherited if the run's config or context sets one of them to
+        another user, to `""` or to None.
 
         Returns:
             The config that names the new checkpoint.
@@ -361,7 +363,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `put`."""
         put = self._build_put(config, checkpoint, metadata, new_versions)
         await self._execute_write_without_blocking_event_loop(
-            put, _count_elements_of_lists_and_dicts(checkpoint["channel_values"].values())
+            put, checkpoint["channel_values"].values()
         )
         return put.address.build_config(
             checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0)
@@ -375,8 +377,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
         """Validate the arguments of `put`, and build the request that stores the checkpoint."""
-        address = parse_address(config)
-        check_storable_text("the id of the checkpoint", checkpoint["id"])
+        address = parse_checkpoint_address(config)
+        # ASCII text never contains a lone surrogate, so skip the check to save time.
+        if type(checkpoint["id"]) is not str or not checkpoint["id"].isascii():
+            check_storable_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
         if (marker := MESSAGE_MARKER.get()) is not None:
             checkpoint = marker.mark_messages_in_checkpoint(address, checkpoint)
@@ -385,12 +389,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if label_names and not address.checkpoint_ns:
             labels = find_labels_in_run_context(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
-        continues_chosen_checkpoint = self._read_by_id.pop(address, False)
-        # A caller that passes a `Continuation` deliberately appends to the value in this parent
-        # checkpoint.
-        values = checkpoint["channel_values"].values()
-        continues_chosen_checkpoint = continues_chosen_checkpoint or any(
-            type(value) is Continuation for value in values
+        # A run that read the parent by its id, and a caller that passes a `Continuation`,
+        # deliberately continue from the parent.
+        continues_chosen_checkpoint = self._read_by_id.pop(address, False) or (
+            Continuation in map(type, checkpoint["channel_values"].values())
         )
         put = CheckpointPut(
             address,
@@ -400,7 +402,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             continues_chosen_checkpoint,
             config=config,
         )
-        self._run_starts.set_start_time_of_run_in_put(put)
+        # A put that comes from a subgraph or from outside a run has no start time of a run.
+        runtime = None if address.checkpoint_ns else find_langgraph_runtime(config)
+        if runtime is not None:
+            self._run_starts.set_start_time_of_run_in_put(put, runtime)
         return put
 
     def copy_context_values_to_metadata(self, thread_id: str, value_names: Collection[str]) -> None:
@@ -409,10 +414,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the context values that
         they have read. When the next checkpoint of the root graph is stored, the values listed in
-        `value_names` are copied from the context into the checkpoint's metadata. Only strings of at
-        most 4,096 characters are copied. A value from the context overrides a value with the same
-        name from `configurable`. Later checkpoints inherit the copied values, unless the context of
-        a later run overrides them.
+        `value_names` are copied from the run's context into the checkpoint's metadata. A context
+        value is copied only if it is a string of at most 4,096 characters. A value from the context
+        overrides a value with the same name from `configurable`. Later checkpoints inherit values
+        copied from the context, unless a later run's context overrides the values.
 
         Args:
             thread_id: The thread.
@@ -424,7 +429,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         thread_id = check_thread_id(thread_id)
         former_names = self._labels.get(thread_id, set())
         if not former_names.issuperset(value_names):
-            _remember_recent(self._labels, thread_id, former_names | {*value_names})
+            drop_oldest_entries(self._labels, _MAX_REMEMBERED)
+            self._labels[thread_id] = former_names | {*value_names}
 
     def put_writes(
         self,
@@ -455,9 +461,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         request = self._build_task_writes(config, writes, task_id, task_path)
-        await self._execute_write_without_blocking_event_loop(
-            request, _count_elements_of_lists_and_dicts(map(itemgetter(1), writes))
-        )
+        await self._execute_write_without_blocking_event_loop(request, map(itemgetter(1), writes))
 
     def _build_task_writes(
         self,
@@ -467,9 +471,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str,
     ) -> TaskWrites:
         """Validate the arguments of `put_writes`, and build the request that stores the writes."""
-        address = parse_address(config)
-        check_storable_text("task_id", task_id)
-        check_storable_text("task_path", task_path)
+        address = parse_checkpoint_address(config)
+        # ASCII text never contains a lone surrogate, so skip the checks to save time.
+        if not (type(task_id) is type(task_path) is str and (task_id + task_path).isascii()):
+            check_storable_text("task_id", task_id)
+            check_storable_text("task_path", task_path)
         if address.checkpoint_id is None:
             raise InvalidConfig(
                 f"the config passed to put_writes() for thread {address.thread_id!r} has no "
@@ -502,7 +508,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     # -- running flows
 
     def _read(self, make_flow: Callable[[], Flow[T]]) -> T:
-        """Read from the database with a flow, while the garbage collector is paused."""
+        """Execute a read-only flow on the database while Python's garbage collector is paused."""
         with collector_paused():
             return self.database.read(make_flow)
 
@@ -518,18 +524,24 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self.database.write(*database_write)
 
     async def _execute_write_without_blocking_event_loop(
-        self, request: CheckpointPut | TaskWrites, value_count: int
+        self, request: CheckpointPut | TaskWrites, values: Iterable[Any]
     ) -> None:
         """Execute a write request without blocking the event loop.
 
         Args:
             request: The request.
-            value_count: The number of elements of the request's lists and dicts. If there are more
-                than `OFF_LOOP_ITEMS`, they are encoded in a worker thread.
+            values: The values that the request stores. If the lists and dicts among them have more
+                than `OFF_LOOP_ITEMS` elements, the values are encoded in a worker thread.
         """
+        element_count = 0
+        # A loop is used because a generator expression is slower, and this method is called for
+        # every write.
+        for value in values:
+            if type(value) is list or type(value) is dict:
+                element_count += len(value)
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.register_write_in_progress():
-            if value_count <= OFF_LOOP_ITEMS:
+            if element_count <= OFF_LOOP_ITEMS:
                 database_write = self._writer.plan_database_write(request)
             else:
                 database_write = await self.database.run_in_thread(
@@ -539,8 +551,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 database_write = database_write._replace(
                     make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
-            # A resumed run cannot start its nodes until the answer to the interrupt has been
-            # committed, so shorten the wait for this commit.
+            # A resumed run starts its nodes only after the answer to the interrupt has been
+            # committed. To shorten this wait, let the interpreter switch between OS threads more
+            # often.
             if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():
                     await self.database.awrite(*database_write)
@@ -569,7 +582,7 @@ def choose_serializer(
     if stored_types.is_used and type(plain_serde) is not JsonPlusSerializer:
         raise ConfigurationError(
             f"types= and aliases= require langgraph's JsonPlusSerializer, but serde= is "
-            f"{serde!r:.80}; omit serde=, or store your types with your serializer instead"
+            f"{serde!r:.80}; omit serde=, or omit types= and aliases="
         )
     if not isinstance(serde, EncryptedSerializer):
         return serde, seal, stored_types
@@ -583,19 +596,3 @@ def choose_serializer(
     # encrypted to different bytes, which cannot be compared. Instead, `LangGraphSeal` encrypts
     # whole rows with the cipher of the EncryptedSerializer.
     return serde.serde, LangGraphSeal(serde.cipher), stored_types
-
-
-def _remember_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
-    while len(recent) >= _MAX_REMEMBERED:
-        recent.pop(next(iter(recent)), None)
-    recent[key] = value
-
-
-def _count_elements_of_lists_and_dicts(values: Iterable[Any]) -> int:
-    count = 0
-    # A loop is used because a generator expression is slower, and this function runs on every
-    # write.
-    for value in values:
-        if type(value) is list or type(value) is dict:
-            count += len(value)
-    return count

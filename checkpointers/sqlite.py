@@ -10,6 +10,7 @@ from typing import Any, Final
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.extensions import list_sqlite_scripts_of_extensions
 from perdure.checkpointers.saver import choose_serializer
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
@@ -92,6 +93,7 @@ class SQLiteCheckpointer(Checkpointer):
             timeout_s=timeout_s,
             factory=factory,
             untrusted=untrusted,
+            further_scripts=list_sqlite_scripts_of_extensions() if untrusted else (),
             max_value_bytes=max_value_bytes,
         )
         super().__init__(database, _SQL, serde, seal, cache_bytes, stored_types)

@@ -3,7 +3,8 @@
 A run that loaded its state before an erasure still has the erased messages in memory, so its next
 checkpoint and the writes of its tasks contain them. Erased messages and quotations of them are
 recognised by the hashes in the removal records, and are not stored again. All other data of the run
-is stored. If the thread was deleted, nothing is stored, and `ThreadDeleted` is raised.
+is stored. If the thread was deleted after the run had loaded it, none of the run's data is stored,
+and `ThreadDeleted` is raised.
 """
 
 from __future__ import annotations
@@ -16,15 +17,7 @@ from langgraph.checkpoint.serde.types import INTERRUPT, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.cache import Write
-from perdure.checkpointers.put import (
-    CheckpointPut,
-    TaskWrites,
-    decode_value_of_inline_reference,
-    encode_value_as_inline_reference,
-)
-from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import encode_id_for_storage
-from perdure.checkpointers.removal import (
+from perdure.checkpointers.message_remover import (
     NEXT_NODE,
     NO_WRITES,
     REMOVED,
@@ -36,6 +29,14 @@ from perdure.checkpointers.removal import (
     is_task_without_result,
     split_remaining_and_removed_tasks_by_index,
 )
+from perdure.checkpointers.put import (
+    CheckpointPut,
+    TaskWrites,
+    decode_value_of_inline_reference,
+    encode_value_as_inline_reference,
+)
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import encode_id_for_storage
 from perdure.checkpointers.removal_records import (
     PREFIX_CHARS,
     SUBSTRING_KINDS,
@@ -47,17 +48,17 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# Placeholders for a thread key and a generation. No thread has these values, so
-# `get_writes_without_outdated_references` returns all items inline instead of as references to log
-# items.
+# A (thread key, generation) pair that no thread has. If this pair is passed as the current thread
+# key and generation, all references to log items in a request count as outdated and are replaced
+# with the items.
 _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of the same kind. Some of the texts are known only as keyed hashes.
+    """A set of texts of the same kind, some of which are known only as keyed hashes.
 
     Args:
-        kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
+        kind: The kind of the texts; see `message_remover.Remover.texts_by_kind`.
         hashes: The hashes from removal records.
         removals: The removal records, which compute the hash of a text.
     """
@@ -71,8 +72,10 @@ class KeyedTexts(TextSet):
         # Used to find texts inside longer texts. Maps the hash of a text's first `PREFIX_CHARS`
         # characters to the (length, text hash) pairs of all texts with this prefix.
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
-        # Hashes of whole texts. For kinds in `SUBSTRING_KINDS`, the set also contains the elements
-        # of the removal records, each of which combines a prefix hash, a text hash and a length.
+        # Hashes of complete texts. If `kind` is in `SUBSTRING_KINDS`, the set also contains longer
+        # byte strings from the removal records. Each longer byte string consists of the hash of a
+        # prefix, the hash of the complete text, and the length of the text. The loop below splits
+        # each longer byte string into these three parts.
         self._hashes = {*hashes}
         for element in [*self._hashes] if kind in SUBSTRING_KINDS else ():
             start, whole, length = split_into_prefix_hash_text_hash_and_length(element)
@@ -94,9 +97,9 @@ class KeyedTexts(TextSet):
         self.difference_update(others)
         return self
 
-    def has_part_of(self, text: str) -> bool:
-        """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(
+    def has_substring_of(self, text: str) -> bool:
+        """See `TextSet.has_substring_of`."""
+        return super().has_substring_of(text) or any(
             self._iter_whether_candidate_substring_is_in_set(text)
         )
 
@@ -116,13 +119,15 @@ class KeyedTexts(TextSet):
     def collect_unhashed_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages, except those of which only a hash is known.
 
-        The returned dict has a single entry. Its key is the kind of texts that this set contains.
+        The returned dict has a single key. The key is a string that identifies the kind of text in
+        this set, such as `"ids"` or `"calls"` (see `Remover.texts_by_kind`). The key maps to a list
+        of the texts.
         """
         return {self._kind: [*self]}
 
 
 class StalePut:
-    """Removes erased messages from the data that a run stores after the erasure.
+    """Removes erased messages from data that a run stores after the messages were erased.
 
     The run loaded its state before the erasure, so its checkpoints and pending writes may contain
     the erased messages.
@@ -196,7 +201,7 @@ class StalePut:
     # -- a checkpoint
 
     def copy_checkpoint_put_without_erased_messages(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a copy of `put` from which erased messages and quotations of them are removed."""
+        """Return a copy of `put` without erased messages and without text quoted from them."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
         self._remember_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
@@ -245,8 +250,9 @@ class StalePut:
             remaining, is_changed = split_remaining_and_removed_tasks_by_index(self._remover, value)
             return remaining if is_changed else value
         texts = are_inputs and channel in self._remover.channels
-        tasks = channel in TASK_CHANNELS or self._is_inner
-        return self._remover.remove_messages_from(value, ValueContext(are_inputs, texts, tasks))
+        return self._remover.remove_messages_from(
+            value, ValueContext(are_inputs, texts, channel in TASK_CHANNELS or self._is_inner)
+        )
 
     def _ends_with_erased_tool_call(self, value: Any) -> bool:
         """Return whether a value is a list whose last item is an erased message with tool calls."""
@@ -306,11 +312,11 @@ def find_which_messages_were_erased(
     """Return, for each message, whether a removal later than `after_removal_number` erased it.
 
     A removal is either the erasure of messages from the thread or the deletion of the thread. Each
-    removal has a sequence number. If the thread was deleted by a later removal, all its messages
-    count as erased.
+    removal has a sequence number. If a removal with a higher number than `after_removal_number`
+    deleted the thread, all its messages count as erased.
     """
     removals = reader.removals
-    number = yield from removals.count_removals(thread_id)
+    number = yield from removals.read_newest_removal_number(thread_id)
     records = (
         (yield from removals.read_records_since(thread_id, after_removal_number))
         if number > after_removal_number
@@ -335,13 +341,14 @@ def _check_checkpoints_not_deleted(
     deleted_hashes: frozenset[bytes],
     is_from_local_run: bool,
 ) -> Flow[None]:
-    """Raise ThreadDeleted if a request builds on a checkpoint that was deleted with its thread.
+    """Raise ThreadDeleted if a request refers to a checkpoint that was deleted with its thread.
 
-    A request from a run of this process is also rejected if it refers to checkpoints and none of
-    these checkpoints exists in the database. Such a request comes from a run that loaded the thread
-    before the thread was deleted. This happens in two cases. Either the run has durability `exit`,
-    so it stores no checkpoint until it ends. Or the run's checkpoint was rejected, and the run
-    still tries to store pending writes for that checkpoint.
+    A stricter rule applies if the request comes from a run that this process executes.
+    ThreadDeleted is raised if the request refers to one or more checkpoints and the database
+    contains none of them. A request that refers only to missing checkpoints comes from a run that
+    loaded the thread before the thread was deleted. A run with durability `exit` has no stored
+    checkpoint until it ends. A run whose checkpoint was rejected has no stored checkpoint, but may
+    still try to store pending writes.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

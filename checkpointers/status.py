@@ -29,13 +29,17 @@ _JOIN: Final = "join:"
 # Keys in langgraph's `versions_seen` that are not node names.
 _NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
-"""The suffix of the task path of some writes of a state update.
+"""The suffix of the task path of a state update's writes that perdure stores under a new task id.
 
-langgraph stores these writes under the id of a task of the run. perdure stores them under a task id
-of their own, and adds this suffix to their task path. See `merge_planner`.
+langgraph's `update_state` sometimes stores its writes under the id of a task of a concurrent run.
+To keep these writes apart from the task's own writes, perdure stores them under a new task id, and
+adds this suffix to their task path. See `merge_planner`.
 """
 FORMER_WRITES_CHANNEL: Final = "__run_former"
-"""The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
+"""The channel for the pending writes that existed before the server started a run.
+
+See `undo_writes`.
+"""
 # Prefix of the path of a task that langgraph's `update_state` creates.
 _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
@@ -86,7 +90,7 @@ def build_thread_status(
             needed; see `needs_channel_value`.
         versions: The version of each channel.
         versions_seen: The channel versions that each node has seen.
-        writes: The pending writes in order. Any saver may have stored them.
+        writes: The pending writes in order. Another checkpointer may have stored them.
     """
     writes_by_task_id = _group_writes_by_task(writes)
     task_ids = {
@@ -94,10 +98,10 @@ def build_thread_status(
         for task_id, task_writes in writes_by_task_id.items()
         if _has_task_path(task_writes)
     }
-    # `task_ids` and `due_nodes` map the path of a task to its id and to its node.
+    # `task_ids` maps task paths to task ids, and `due_nodes` maps task paths to nodes.
     due_nodes = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task that has pending writes counts as due to run, even if
-    # `_iter_paths_and_nodes_of_triggered_tasks` did not yield it.
+    # A task with pending writes counts as due, even if `_iter_paths_and_nodes_of_triggered_tasks`
+    # did not yield it.
     for path in task_ids:
         if path.startswith(_PULL):
             due_nodes.setdefault(path, path.removeprefix(_PULL))
@@ -153,10 +157,15 @@ def is_update_path(path: str) -> bool:
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return True unless a task path belongs to one of the superstep's own tasks.
+    """Return whether a task path has one of three special forms.
 
-    The result is True for a task that was called by another running task, for an error handler, and
-    for a path that ends with `ASIDE_SUFFIX`.
+    The special forms are the path of a nested task, the path of an error handler, and the path of
+    writes that perdure moved to a new task id.
+
+    Moved writes are the writes of a state update that were stored under a new task id.
+
+    Return True for the path of a task that was called by another running task, for the path of an
+    error handler, and for any path that ends with `ASIDE_SUFFIX`. Return False for all other paths.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -190,22 +199,22 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return a list that contains the name of the node that a `StateGraph` channel triggers.
+    """Return the node that a `StateGraph` channel triggers, as a list of at most one name.
 
     The list is empty if the node still has to wait for other nodes.
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        # The channel belongs to a deferred node, which runs only after all other nodes have
-        # finished. The second element of the channel's value is True if the deferred node is ready
-        # to run.
+        # A deferred node runs only after all other nodes have finished. The second element of a
+        # deferred node's channel value is True if the node is ready to run.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []
     awaited_names, _, node = channel.removeprefix(_JOIN).rpartition(":")
     arrived = value if _is_list(value) or isinstance(value, set | frozenset) else ()
-    # The names of the arrived nodes can be an unordered set, so compare only the lengths of the
-    # joined names.
+    # `arrived` may be an unordered set, so the joined node names cannot be compared with
+    # `awaited_names` as text. Comparing the lengths is enough, because langgraph accepts only
+    # awaited names, and each only once. The joined names are shorter as long as one is missing.
     is_ready = is_ready and len("+".join(map(str, arrived))) == len(awaited_names)
     return [node] if is_ready else []
 

@@ -33,7 +33,7 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """Lets perdure store a class that it does not support, by converting instances of the class.
+    """Tells perdure how to convert instances of a class to a storable type, and back.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Instances of subclasses are
     rejected, because they would be loaded as instances of the registered class itself. To store
@@ -161,7 +161,7 @@ class StoredTypes:
         self._by_name: dict[Name, StoredType[Any]] = {}
         if not isinstance(types, list | tuple):
             raise ConfigurationError(
-                f"the argument 'types' is {types!r:.80}; expected a list of StoredType"
+                f"the argument 'types' is {types!r:.80}; expected a list of StoredType instances"
             )
         for stored_type in types:
             if not isinstance(stored_type, StoredType):
@@ -196,13 +196,13 @@ class StoredTypes:
             self.former.setdefault(self._stored_name(target), []).append(old)
 
     def _stored_name(self, cls: type) -> Name:
-        """Return the pair `(module, qualified name)` that is stored with new values of a class."""
+        """Return the `(module, qualified name)` pair under which a class is stored."""
         registered = self.by_class.get(cls)
         return get_module_and_class_name(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
-        """The classes that aliases point to, except for classes that are registered types.
+        """The target classes of all aliases, except the classes that have their own `StoredType`.
 
         The checkpointer is allowed to instantiate the target classes when it loads a stored value.
         """
@@ -215,9 +215,10 @@ class StoredTypes:
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The names, in UTF-8, of the stored classes that have a `texts` function.
+        """The UTF-8 encoded names of the stored classes that have a `texts` function.
 
-        A name is the qualified name without the module. Old names from aliases are included.
+        The returned names are qualified class names without the module. Old names from aliases are
+        included.
         """
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
@@ -227,7 +228,7 @@ class StoredTypes:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
     def find_alias_target(self, name: Name) -> type | None:
-        """Return the class that a stored class name is an alias for, or None if it is no alias."""
+        """Look up a stored class name in the aliases. Return the mapped class, or None."""
         module, qualified_name = name
         target = self._targets.get(name)
         if target is None and "[" in qualified_name:  # a parametrised pydantic model
@@ -249,12 +250,18 @@ class StoredTypes:
         return registered
 
     def build_former_class_name_maps(self) -> list[dict[Name, Name]]:
-        """Build dicts that map each class's current name to one of its earlier names.
+        """Return a list of dicts. Each dict maps current class names to former class names.
 
-        The first dict maps each class to its first earlier name, the second dict to its second
-        earlier name, and so on. If a class has fewer earlier names than there are dicts, the
-        remaining dicts map it to its last earlier name. To find items that were stored under an
-        earlier name, `Codec` tries one dict after the other.
+        Each dict contains every renamed class, with one of its former names.
+
+        The first returned dict maps each class to its first former name, the second returned dict
+        maps each class to its second former name, and so on. For example, class A has two former
+        names and class B has one. In this example, the function returns two dicts. The first dict
+        contains the first former name of class A, and the second dict contains the second former
+        name. Both dicts contain the only former name of class B. The dicts are used to find items
+        that were stored before a class was renamed. `Codec` encodes an object once for each dict,
+        with the former class names from the dict. perdure then compares each encoding with the
+        stored items.
         """
         depth = max(map(len, self.former.values()), default=0)
         return [
@@ -309,10 +316,10 @@ def parse_class_name(description_in_error: str, name: Any) -> Name:
 
 
 def replace_renamed_class_name(name: Name, new_names_by_old_name: Mapping[Name, Name]) -> Name:
-    """Return the name to which a table maps a class name.
+    """Replace a class name with the name to which `new_names_by_old_name` maps it.
 
-    A name that is not in the table is returned unchanged. With a table from
-    `StoredTypes.build_former_class_name_maps`, the result is an earlier name of the class. A
+    A class name that is not a key of `new_names_by_old_name` is returned unchanged. The dicts built
+    by `StoredTypes.build_former_class_name_maps` map a class's current name to an earlier one. A
     parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
     `Box`.
     """
@@ -400,7 +407,10 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
 
 
 def _refuse_natively_storable_class(cls: Any) -> None:
-    """Raise ConfigurationError if perdure can store a class without registration."""
+    """Raise ConfigurationError if a class must not be registered.
+
+    A class must not be registered if perdure can store its instances without a `StoredType`.
+    """
     if (
         cls in _BUILTIN
         or cls is type(None)

@@ -1,14 +1,16 @@
 """Copy threads within one database, and merge threads from one database into another database.
 
-Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
-with the source's key and re-encrypted with the target's key. Only the metadata of the copied data
-is decoded, because it is needed to compute the target's metadata index.
+The encoded bytes of log items, checkpoints and pending writes are copied without decoding them. If
+the databases are encrypted, the copied bytes are decrypted with the source's key and re-encrypted
+with the target's key. Only the metadata of the copied data is decoded, because it is needed to
+compute the target's metadata index.
 
-If a thread exists in both databases, a merge first compares the two copies. If the two copies are
-equal, or if only the target copy has new checkpoints, nothing is changed. If only the source copy
-has new checkpoints, it replaces the target copy. The thread is rejected and not imported if both
-copies have new checkpoints, or if the source copy contains checkpoints of a run that was rolled
-back in the target. Each thread is written in a single transaction.
+If a thread exists in both databases, a merge first compares the two copies. The merge leaves the
+target's copy of the thread unchanged if both copies are equal, or if only the target's copy has new
+checkpoints. If only the source has new checkpoints, the merge replaces the target's copy of the
+thread with the source's copy. A thread is rejected if both databases have new checkpoints of the
+thread. A thread is also rejected if the source contains checkpoints of a run that was rolled back
+in the target. Rejected threads are not imported. Each thread is written in a single transaction.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -28,7 +31,6 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
-    ALIASES,
     DELTA,
     DICT_HERE,
     LIST,
@@ -44,21 +46,19 @@ from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
 from perdure.checkpointers.records import (
     ClientMetadata,
-    build_item_associated_data,
+    build_client_metadata_update,
+    build_item_row,
+    build_put_writes_statement,
     build_row_key,
-    build_row_key_range,
     compute_item_and_alias_position_ranges,
-    compute_item_hash,
     compute_metadata_index_tags,
     decrypt_client_metadata,
     encode_id_for_storage,
     encrypt_checkpoint,
-    encrypt_client_metadata_and_search_keys,
     encrypt_thread_list_entry_and_build_search_keys,
-    encrypt_writes,
-    select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
+from perdure.checkpointers.thread_reader import read_transcripts_of_branches
 from perdure.checkpointers.thread_records import (
     NamespaceRecords,
     ThreadRecords,
@@ -73,7 +73,7 @@ from perdure.errors import (
     PerdureError,
     UnknownThread,
 )
-from perdure.storage.flow import NO_LIMIT, Flow, Statement
+from perdure.storage.flow import Flow, Statement
 
 _MAX_NAMED_THREADS: Final = 20  # maximum number of rejected threads listed in an error message
 
@@ -102,23 +102,20 @@ def read_transcript_tree(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[TranscriptTree | None]:
     """Read the transcripts of all branches of a thread. Return None if the thread has no head."""
-    head = yield from reader.find_checkpoint(Address(thread_id, "", None))
+    address = Address(thread_id, "", None)
+    head = yield from reader.find_checkpoint(address)
     if head is None:
         return None
-    rows = yield reader.sql("checkpoints_page", *build_row_key_range(head.namespace_key), NO_LIMIT)
-    head_lineage = {row[0] for row in select_lineage(rows, head.snapshot.key)}
-    parents, log, lineages = {row[2] for row in rows}, 0, list[list[int]]()
-    for row in reversed(rows):
-        is_head = row[0] == head.snapshot.key
-        if is_head or (row[0] not in head_lineage and row[1] not in parents):
-            snapshot = reader.decrypt_checkpoint_row(thread_id, "", row)
-            yield from reader.unflatten_ranges_in_snapshot(thread_id, head.thread, snapshot)
-            key, ranges = snapshot.transcript.get(channel, (0, []))
-            log = key or log
-            lineage = yield from reader.read_positions_with_aliases_resolved(
-                thread_id, head.thread, log, ranges
-            )
-            lineages.insert(0 if is_head else len(lineages), lineage)
+    transcripts = [
+        head.snapshot.transcript.get(channel, (0, [])),
+        *(yield from read_transcripts_of_branches(reader, address, head, channel)),
+    ]
+    lineages, log = list[list[int]](), max(key for key, _ in transcripts)
+    for transcript in transcripts:
+        lineage = yield from reader.read_positions_with_aliases_resolved(
+            thread_id, head.thread, *transcript
+        )
+        lineages.append(lineage)
     ranges = join_adjacent_ranges(
         (position, position + 1) for position in sorted({*chain(*lineages)})
     )
@@ -129,10 +126,7 @@ def read_transcript_tree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_storage_times(log, ranges)
-    stored = (
-        yield from reader.load_log_items_into_cache(thread_id, head.thread, log, ranges)
-    ).get_items(ranges)
-    values = reader.codec.decode_all(stored)
+    values = yield from reader.read_and_decode_items(thread_id, head.thread, log, ranges)
     return TranscriptTree(
         dict(zip(iter_positions(ranges), values, strict=True)), times, lineages, is_known
     )
@@ -159,43 +153,41 @@ def write_thread_and_get_key(
         The key of the new thread.
     """
     thread_key = allocated_keys.pop()
-    version_token = random.getrandbits(62)
-    newest_removal = yield from reader.removals.read_newest_number(target_id)
-    row = (
+    newest_removal = yield from reader.removals.read_newest_record_number(target_id)
+    yield reader.sql(
+        "new_thread",
         thread_key,
         target_id,
         records.seq,
-        version_token,
+        random.getrandbits(62),  # version token
         records.created_at,
         updated_at,
         newest_removal,
+        reader.removals.hash_thread_id(target_id),
     )
-    yield reader.sql("new_thread", *row, reader.removals.hash_thread_id(target_id))
+    list_entry = search_keys = None
     if records.title is not None or records.listed_metadata is not None:
-        listed_metadata = (
+        list_entry, search_keys = encrypt_thread_list_entry_and_build_search_keys(
+            reader.seal,
+            target_id,
+            records.title,
             None
             if records.listed_metadata is None
-            else (reader.codec.decode(records.listed_metadata), records.listed_metadata)
+            else (reader.codec.decode(records.listed_metadata), records.listed_metadata),
         )
-        yield reader.sql(
-            "set_list_entry",
-            *encrypt_thread_list_entry_and_build_search_keys(
-                reader.seal, target_id, records.title, listed_metadata
-            ),
-            thread_key,
-        )
+    yield reader.sql(
+        "set_columns_of_copied_thread",
+        list_entry,
+        search_keys,
+        records.status,
+        int(records.may_wait),
+        *(records.ttl or (None, 0.0, 0)),
+        thread_key,
+    )
     if records.client is not None:
-        yield reader.sql(
-            "set_client_metadata",
-            *encrypt_client_metadata_and_search_keys(reader.seal, target_id, records.client),
-            thread_key,
+        yield build_client_metadata_update(
+            reader.sql, reader.seal, thread_key, target_id, records.client
         )
-    if records.status != "idle":
-        yield reader.sql("set_status", records.status, thread_key)
-    if records.may_wait:
-        yield reader.sql("mark_may_wait", thread_key)
-    if records.ttl is not None:
-        yield reader.sql("set_ttl", *records.ttl, target_id)
     writer = _ThreadWriter(reader, records, target_id, thread_key, allocated_keys)
     yield from writer.write_logs_and_items()
     for namespace in records.namespaces:
@@ -229,33 +221,31 @@ class _ThreadWriter:
         self.logs: dict[int, int] = {}
 
     def write_logs_and_items(self) -> Flow[None]:
-        """Write each log with its items, one page of items at a time."""
+        """Write each log and its items to the target, one page of items at a time."""
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
-            for first, stop in compute_item_and_alias_position_ranges(*last_keys):
-                start = first
-                while page := (
-                    yield from self.records.read_items_page(self.reader, name, log, start, stop)
+            for start, stop in compute_item_and_alias_position_ranges(*last_keys):
+                while start < stop and (
+                    page := (
+                        yield from self.records.read_items_page(self.reader, name, log, start, stop)
+                    )
                 ):
-                    rows, end = [], page[-1][0] + 1
-                    read_times = self.records.read_item_storage_times
-                    times = yield from read_times(self.reader, log, start, end)
-                    start = end
-                    for position, stored in page:
-                        item_hash = (
-                            compute_item_hash(self.seal, key, stored) if position < ALIASES else 0
+                    end = page[-1][0] + 1
+                    times = yield from self.records.read_item_storage_times(
+                        self.reader, log, start, end
+                    )
+                    rows = [
+                        build_item_row(
+                            self.seal, self.target_id, key, name, position, stored, times[position]
                         )
-                        body = self.seal.seal(
-                            stored, build_item_associated_data(self.target_id, name, position)
-                        )
-                        rows.append(
-                            (build_row_key(key, position), item_hash, times[position], body)
-                        )
+                        for position, stored in page
+                    ]
                     yield Statement(self.sql["add_item"], rows, execute_many=True)
+                    start = end
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
-        """Write a namespace, including its checkpoints and pending writes."""
+        """Write a namespace to the target, including its checkpoints and pending writes."""
         ns, head, checkpoints, writes = records
         namespace = self.keys.pop()
         yield self.sql("new_namespace", namespace, self.thread_key, ns)
@@ -267,16 +257,12 @@ class _ThreadWriter:
                 [i, channel, _replace_log_keys_in_reference(ref, self.logs)]
                 for i, channel, ref in task_writes
             ]
-            body = encrypt_writes(
-                self.seal, (self.target_id, ns, checkpoint_id, task, path), mapped
-            )
-            yield self.sql(
-                "put_writes",
+            yield build_put_writes_statement(
+                self.sql,
+                self.seal,
                 namespace,
-                encode_id_for_storage(checkpoint_id),
-                encode_id_for_storage(task),
-                path,
-                body,
+                (self.target_id, ns, checkpoint_id, task, path),
+                mapped,
             )
 
     def _write_checkpoint(
@@ -284,7 +270,8 @@ class _ThreadWriter:
     ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
-        In each reference to a log, the log's key is replaced with the key of the copied log.
+        In the written checkpoint, each reference to a log of the source thread contains the key of
+        that log's copy.
         """
         refs, transcripts = _copy_references_and_transcripts_with_new_log_keys(snapshot, self.logs)
         # A copied checkpoint has no run start time, because no run of the new thread stored it.
@@ -296,10 +283,13 @@ class _ThreadWriter:
             snapshot.run_start,
             put_at,
         )
-        body = encrypt_checkpoint(
-            self.seal, self.target_id, checkpoint_ns, row, mapped, transcripts
+        yield self.sql(
+            "add_checkpoint",
+            checkpoint_key,
+            checkpoint_key >> 32,
+            *row[1:],
+            encrypt_checkpoint(self.seal, self.target_id, checkpoint_ns, row, mapped, transcripts),
         )
-        yield self.sql("add_checkpoint", checkpoint_key, checkpoint_key >> 32, *row[1:], body)
         for number in compute_metadata_index_tags(self.seal, self.reader.decode_metadata(snapshot)):
             yield self.sql("add_tag", number, checkpoint_key)
 
@@ -307,8 +297,8 @@ class _ThreadWriter:
 def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[int, Any]) -> Any:
     """Return a copy of a reference, with its log keys mapped through `new_key_by_old_key`.
 
-    To compare references from two databases, the new keys can also be channel names instead of log
-    keys.
+    Log keys can be replaced with channel names, so that references from different databases can be
+    compared.
     """
     if isinstance(reference, bytes):
         return reference
@@ -340,7 +330,9 @@ def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[i
 def _copy_references_and_transcripts_with_new_log_keys(
     snapshot: Snapshot, new_log_key_by_old_key: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace the log keys in a checkpoint's references and stored transcripts.
+    """Return copies of a checkpoint's references and transcripts with new log keys.
+
+    Each log key is replaced with the key to which `new_log_key_by_old_key` maps it.
 
     Returns:
         The references by channel, and the stored transcripts by channel.
@@ -354,6 +346,20 @@ def _copy_references_and_transcripts_with_new_log_keys(
         for c, written in snapshot.transcript.items()
     }
     return refs, transcripts
+
+
+def _build_client_metadata_of_copy(
+    source: ClientMetadata | None, own: ClientMetadata | None
+) -> ClientMetadata | None:
+    """Build the client metadata for the copy of a thread.
+
+    Args:
+        source: The client metadata of the original thread.
+        own: The client metadata for the copy, or None.
+    """
+    if source is None or source.changes_by_other_users == "none":
+        return own
+    return (own or ClientMetadata({}))._replace(changes_by_other_users="since_last_message")
 
 
 def copy_thread(
@@ -383,13 +389,16 @@ def copy_thread(
 
     def flow() -> Flow[list[int]]:
         records = yield from read_thread_records(reader, source, checkpoint_id)
-        records.client, records.status = client, status
+        records.client = _build_client_metadata_of_copy(records.client, client)
+        records.status = status
         if records.ttl is not None:
             # The copy's TTL period starts now.
             minutes, _, keeps = records.ttl
             records.ttl = minutes, time.time(), min(keeps, 1)
         if (yield reader.sql("find_thread", target)):
-            raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
+            raise InvalidConfig(
+                f"thread {target!r} already exists; pass a thread_id that is not in use"
+            )
         keys = yield from reader.allocate_row_keys(records.key_count)
         thread_key = yield from write_thread_and_get_key(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
@@ -409,7 +418,8 @@ def copy_thread(
 class ThreadContents:
     """Holds the contents of a thread in a form that can be compared across databases.
 
-    Row keys are omitted, because they differ between databases even if the threads are equal.
+    Row keys are not part of the contents, because the row keys of equal threads differ between
+    databases.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
@@ -430,8 +440,9 @@ class ThreadContents:
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
-            # Pending writes with a negative index, such as answers to interrupts, may have been
-            # overwritten, so their values may differ.
+            # Pending writes with a negative index, such as answers to interrupts, can be
+            # overwritten. Two copies of a thread can therefore hold different values for the same
+            # pending write.
             and all(
                 key in self.writes and (self.writes[key] == write or key[-1] < 0)
                 for key, write in other.writes.items()
@@ -440,10 +451,15 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether each namespace's head is the same as in `other` or a later checkpoint.
+        """Return whether all heads are at least as new as their counterparts in the thread `other`.
 
-        If the head of a namespace in `other` is not the namespace's latest checkpoint, the first
-        checkpoint that this thread adds to the namespace must be a child of that head.
+        The counterpart of a head in this thread is the head of the same namespace in `other`.
+
+        The head of a namespace in `other` is not always the latest checkpoint of the namespace.
+        Suppose that the two threads have different heads in a namespace. Suppose also that the
+        thread `other` has checkpoints in this namespace that are newer than the head in `other`.
+        Some of the namespace's checkpoints must then exist only in this thread. The parent of the
+        first of these checkpoints must be the head in `other`.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -488,11 +504,25 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
 def _format_thread_ids(thread_ids: list[str]) -> str:
     """Format a list of thread ids for an error message.
 
-    If there are more than `_MAX_NAMED_THREADS` ids, the text ends with the number of omitted ids.
+    If there are more than `_MAX_NAMED_THREADS` ids, only the first `_MAX_NAMED_THREADS` ids are
+    listed, followed by the number of the other ids.
     """
     names = ", ".join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))
     unnamed_count = len(thread_ids) - _MAX_NAMED_THREADS
     return f"{names} and {unnamed_count} more" if unnamed_count > 0 else names
+
+
+class _Rejection(Enum):
+    """The reasons for rejecting threads during an import.
+
+    The text of each reason completes a sentence of an error message that begins with "some
+    threads".
+
+    An error message lists the reasons in this order.
+    """
+
+    DIVERGED = "differ between the two databases, and neither version continues the other"
+    ROLLED_BACK = "contain a run that was rolled back in this database"
 
 
 class DatabaseImport:
@@ -512,18 +542,17 @@ class DatabaseImport:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # True if the target had no copy of the most recently written thread before the import, so
-        # that the newly written copy can safely be deleted.
+        # True if the last written thread did not exist in the target before the import. In this
+        # case, the target's copy of the thread can safely be deleted.
         self._is_new = False
-        # Ids of threads that were rejected because the source contains checkpoints of a run that
-        # was rolled back in the target database.
-        self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
         """Merge all threads.
 
-        A thread is rejected if each database has new checkpoints that the other lacks, or if the
-        source contains checkpoints of a run that was rolled back in the target.
+        A thread is rejected if its copies in the source and in the target have diverged. A thread
+        has diverged if each of the two databases contains checkpoints of the thread that are
+        missing from the other database. A thread is also rejected if the source contains
+        checkpoints of a run that was rolled back in the target. Rejected threads are not imported.
 
         Returns:
             The numbers of imported and skipped objects.
@@ -533,7 +562,10 @@ class DatabaseImport:
                 have the same id.
             ImportFailed: Threads were rejected and are named in the message, or the merge was
                 cancelled.
+            SchemaMismatch: One of the databases has tables of an unknown component.
         """
+        for maintenance in (self.source, self.target):
+            maintenance.database.read(maintenance.extensions.load)
         threads = [*self.source.listing.iter_thread_ids()]
         path = self.source.database.path
         if unknown := self.new_ids.keys() - {*threads}:
@@ -547,84 +579,70 @@ class DatabaseImport:
             raise ConfigurationError(
                 f"two threads of {path} would both get the id {new_id!r}; choose different new ids"
             )
-        self._copy_mark_that_owners_may_be_organisations()
-        report, refused = ImportReport(), list[str]()
+        # Before the first thread is copied, copy the marker row that says that organisations can
+        # own threads. Without the marker row, the target would treat organisations as people if the
+        # import was interrupted after the first thread.
+        if self.source.database.read(read_organisations_mark):
+            self.target.database.write(add_organisations_mark)
+        report, rejected = ImportReport(), dict[_Rejection, list[str]]()
         for thread_id in threads:
             if self.stopped.is_set():
                 raise ImportFailed(
                     f"the import of {path!r} was cancelled; run the import again to continue"
                 )
             try:
-                thread_report = self._import_thread(
-                    thread_id, self.new_ids.get(thread_id, thread_id)
-                )
+                result = self._import_thread(thread_id, self.new_ids.get(thread_id, thread_id))
             except UnknownThread:
                 # The thread was deleted after its id was listed.
                 continue
-            report += thread_report or ImportReport()
-            if thread_report is None:
-                refused.append(thread_id)
-        if refused:
-            forked = [thread_id for thread_id in refused if thread_id not in self._rolled_back]
-            reasons = []
-            if forked:
-                reasons.append(
-                    f"these threads differ between this database and {path!r}, and neither version "
-                    f"continues the other: {_format_thread_ids(forked)}"
-                )
-            if self._rolled_back:
-                reasons.append(
-                    f"these threads of {path!r} contain a run that was rolled back in this "
-                    f"database: {_format_thread_ids(self._rolled_back)}"
-                )
+            if isinstance(result, ImportReport):
+                report += result
+            else:
+                rejected.setdefault(result, []).append(thread_id)
+        if rejected:
+            count = sum(map(len, rejected.values()))
+            reasons = (
+                f"some threads {reason.value}: {_format_thread_ids(rejected[reason])}"
+                for reason in _Rejection
+                if reason in rejected
+            )
             raise ImportFailed(
-                f"{'. '.join(reasons)}. Number of other threads that were imported: "
-                f"{report.threads}. To keep both versions of a thread, import it under a new id "
-                f"with names={{'ID': 'NEW'}} or 'perdure import --as ID=NEW'"
+                f"{count} of {count + report.threads} threads from {path!r} were not imported: "
+                f"{'; '.join(reasons)}. To keep both versions of a thread, import the thread under "
+                "a new id with names={'ID': 'NEW'} or 'perdure import --as ID=NEW'"
             )
         return report
 
-    def _copy_mark_that_owners_may_be_organisations(self) -> None:
-        """If the source's threads can belong to organisations, record this in the target.
+    def _import_thread(self, thread_id: str, target: str) -> ImportReport | _Rejection:
+        """Copy a thread from the source database to the target database, or reject the thread.
 
-        Call this method before the first thread is copied. Otherwise, if the import is interrupted,
-        the target treats organisations as people.
-        """
-        if self.source.database.read(read_organisations_mark):
-            self.target.database.write(add_organisations_mark)
-
-    def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
-        """Copy a thread from the source database to the target database.
-
-        Return None if the thread is rejected. If data is erased from the source thread after it was
-        read but before the copy was written, the copy is deleted and the thread is imported again.
-        If the target already had the thread before the import, the copy is not deleted, and
-        ImportFailed is raised.
+        If data is erased from the source thread after it was read but before the copy was written,
+        the copy is deleted and the thread is imported again. A thread that existed in the target
+        before the import is not deleted.
 
         Raises:
             ImportFailed: Something was erased from the source thread while it was copied, and the
                 target already had the thread, so the target may now contain the erased data.
         """
-        read_number = partial(self.source.reader.removals.read_newest_number, thread_id)
+        read_number = partial(self.source.reader.removals.read_newest_record_number, thread_id)
         while True:
             number = self.source.database.read(read_number)
             records = self.source.database.read(partial(self._read_records, thread_id))
             report = self._write_thread_unless_rejected(records, target)
             if (
-                report is None
+                not isinstance(report, ImportReport)
                 or not report.checkpoints
                 or self.source.database.read(read_number) == number
             ):
                 return report
             if not self._is_new:
                 raise ImportFailed(
-                    f"data was erased from {self.source.database.path!r} while its thread "
-                    f"{thread_id!r} was being imported; the copy in this database, the thread "
-                    f"{target!r}, can still contain the erased data; erase this data from the copy "
-                    "too"
+                    f"data was erased from {self.source.database.path!r} during the import; erase "
+                    f"the same data from the imported thread {target!r}"
                 )
-            delete = partial(self.target.delete_thread, target, add_removal_record=False)
-            self.target.delete_and_drop_cached_thread(target, delete)
+            self.target.delete_and_drop_cached_thread(
+                target, partial(self.target.delete_thread, target, add_removal_record=False)
+            )
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
         """Read all records and items of a thread, and check that they are well-formed.
@@ -648,16 +666,16 @@ class DatabaseImport:
 
     def _read_target_contents_or_report_if_nothing_to_write(
         self, records: ThreadRecords, target_thread_id: str, source_contents: ThreadContents
-    ) -> Flow[ThreadContents | ImportReport | None]:
+    ) -> Flow[ThreadContents | ImportReport | _Rejection]:
         """Compare a source thread with the thread `target_thread_id` in the target database.
 
         Returns:
             The contents of the target's thread, which the source thread continues. They are empty
-            if the target has no such thread. A report if there is nothing to write. None if the
-            thread is rejected.
+            if the target has no such thread. A report if there is nothing to write. The reason if
+            the thread is rejected.
         """
         reader = self.target.reader
-        if not (yield reader.sql("one_thread", target_thread_id)):
+        if (yield from reader.find_thread_row(target_thread_id)) is None:
             return ThreadContents([], {}, {}, {})
         stored = yield from read_thread_records(reader, target_thread_id)
         yield from load_all_log_items_into_records(reader, stored)
@@ -668,7 +686,7 @@ class DatabaseImport:
         if is_equal or (continues_source and not continues_target):
             return ImportReport(1, 1, skipped=len(source_contents.checkpoints))
         if continues_source or not continues_target:
-            return None
+            return _Rejection.DIVERGED
         new_ids = {
             checkpoint_id
             for _, checkpoint_id, *_ in source_contents.checkpoints[
@@ -680,21 +698,20 @@ class DatabaseImport:
                 target_thread_id, new_ids
             )
         ):
-            self._rolled_back.append(records.thread_id)
-            return None
+            return _Rejection.ROLLED_BACK
         return target_contents
 
     def _write_thread_unless_rejected(
         self, records: ThreadRecords, target: str
-    ) -> ImportReport | None:
+    ) -> ImportReport | _Rejection:
         """Write a thread to the target, unless the target already has all of the thread's records.
 
-        Return None if the thread is rejected.
+        Return the reason if the thread is rejected.
         """
         reader, keys = self.target.reader, list[int]()
         source_contents = build_thread_contents(records)
 
-        def flow() -> Flow[ImportReport | None]:
+        def flow() -> Flow[ImportReport | _Rejection]:
             target_contents = yield from self._read_target_contents_or_report_if_nothing_to_write(
                 records, target, source_contents
             )
@@ -703,22 +720,23 @@ class DatabaseImport:
             keys[:] = yield from reader.allocate_row_keys(records.key_count)
             for _, status, _, sealed_client in (yield reader.sql("lock_client_metadata", target)):
                 if sealed_client is not None:
-                    records.client = decrypt_client_metadata(reader.seal, target, sealed_client)
+                    own = decrypt_client_metadata(reader.seal, target, sealed_client)
+                    records.client = _build_client_metadata_of_copy(
+                        records.client, own and own.treat_changes_by_other_users_as_recent()
+                    )
                     records.status = status
             for ttl in (yield reader.sql("find_ttl", target)):
                 records.ttl = ttl
             old_rows = yield reader.sql("find_thread", target)
             self._is_new = not old_rows
-            yield from self.target.delete_thread(target, with_runs=False, add_removal_record=False)
+            yield from self.target.delete_thread(
+                target, with_extensions=False, add_removal_record=False
+            )
             thread_key = yield from write_thread_and_get_key(
                 reader, records, target, keys, records.updated_at
             )
-            move_statements = "move_runs", "move_events"
-            yield [
-                reader.sql(move, thread_key, thread)
-                for thread, *_ in old_rows
-                for move in move_statements
-            ]
+            for old_thread_key, *_ in old_rows:
+                yield from self.target.extensions.move_rows_to_thread(old_thread_key, thread_key)
             common = len(target_contents.checkpoints)
             new_writes = len(source_contents.writes) - len(target_contents.writes)
             return ImportReport(1, 0, len(source_contents.checkpoints) - common, new_writes, common)

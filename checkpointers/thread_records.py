@@ -14,13 +14,13 @@ from perdure.checkpointers.records import (
     build_row_key,
     build_row_key_range,
     compute_item_and_alias_position_ranges,
-    decode_stored_id,
+    decode_ids_of_writes_row,
     decrypt_client_metadata,
     decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
     select_lineage,
 )
-from perdure.checkpointers.threads import build_not_found_error
+from perdure.checkpointers.thread_reader import build_not_found_error, find_checkpoint_or_raise
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
 _SEQ_MASK: Final = 0xFFFFFFFF
@@ -49,18 +49,19 @@ class NamespaceRecords(NamedTuple):
 class ThreadRecords:
     """The decrypted records of a thread, used to write a copy of the thread.
 
-    The items are included only after a call of `load_all_log_items_into_records`.
+    `read_thread_records` does not load the thread's log items. They can be loaded all at once with
+    `load_all_log_items_into_records`, or page by page with `read_items_page`.
 
     Attributes:
-        seq: The counter of puts.
+        seq: The highest sequence number in the thread. Each new checkpoint gets the next number.
         listed_metadata: The encoded metadata that lists of threads show, or None.
-        may_wait: False if it is known that the thread is not waiting for an answer to an interrupt.
-            Always True if `read_thread_records` was called with a `checkpoint_id`.
+        may_wait: Whether the thread may be waiting for an answer to an interrupt. Always True if
+            `read_thread_records` was called with a `checkpoint_id`.
         ttl: The thread's columns `ttl_minutes`, `ttl_since` and `ttl_keeps_latest`, or None if the
-            thread does not expire; see the statement `set_ttl`.
+            thread does not expire; see the statement `set_columns_of_copied_thread`.
         items: The bytes of the items and aliases, by log key and position. The bytes of an alias
-            are the packed position of its original item. If None, items are read from the database
-            page by page.
+            are the packed position of its original item. None until
+            `load_all_log_items_into_records` is called; `read_items_page` then reads the database.
         sorted_positions: The sorted positions of `items`, by log key.
         times: The time at which each item was first stored, by log and position.
     """
@@ -110,8 +111,8 @@ class ThreadRecords:
     ) -> Flow[dict[int, float]]:
         """Return the time at which each item in a log range was first stored, keyed by position.
 
-        If all items of the thread are already loaded, the result also contains the times of items
-        outside the range.
+        If the whole thread is loaded, the returned dict also contains times of items outside the
+        range from `start` to `stop`.
         """
         if self.items is None:
             return (yield from reader.read_item_storage_times(log_key, [(start, stop)]))
@@ -121,9 +122,9 @@ class ThreadRecords:
 def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """Read the records of a thread, except its items.
+    """Read the records of a thread, except its log items.
 
-    The items can be read separately with `load_all_log_items_into_records`.
+    To add the log items to the records, call `load_all_log_items_into_records`.
 
     Args:
         reader: The reader of the database.
@@ -137,40 +138,46 @@ def read_thread_records(
         UnknownCheckpoint: The root namespace of the thread has no checkpoint with the id
             `checkpoint_id`.
     """
-    rows = yield reader.sql("one_thread", thread_id)
-    if not rows:
+    row = yield from reader.find_thread_row(thread_id)
+    if row is None:
         raise build_not_found_error(Address(thread_id, "", None))
     last_seq = _SEQ_MASK
     if checkpoint_id is not None:
-        address = Address(thread_id, "", checkpoint_id)
-        checkpoint = yield from reader.find_checkpoint(address)
-        if checkpoint is None:
-            raise build_not_found_error(address)
+        checkpoint = yield from find_checkpoint_or_raise(
+            reader, Address(thread_id, "", checkpoint_id)
+        )
         last_seq = checkpoint.snapshot.key & _SEQ_MASK
-    thread_key, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
-        reader.seal, thread_id, stored
+        reader.seal, thread_id, row.list_entry
     )
     # the stored title and metadata may come from a checkpoint that is later than `checkpoint_id`
     if checkpoint_id is not None:
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
-    logs = yield reader.sql("thread_logs", thread_key)
+    logs = yield reader.sql("thread_logs", row.key)
     namespaces = []
-    for namespace_key, checkpoint_ns, head_seq in (
-        yield reader.sql("thread_namespaces", thread_key)
-    ):
+    for namespace_key, checkpoint_ns, head_seq in (yield reader.sql("thread_namespaces", row.key)):
         namespace_records = yield from _read_namespace(
             reader, thread_id, namespace_key, checkpoint_ns, head_seq, last_seq
         )
         if namespace_records.checkpoints or (namespace_records.writes and last_seq == _SEQ_MASK):
             namespaces.append(namespace_records)
-    ttl = yield reader.sql("find_ttl", thread_id)
-    details = title, listed_metadata, status, client, checkpoint_id is not None or bool(may_wait)
-    records = ThreadRecords(thread_id, seq, created_at, updated_at, *details, logs, namespaces)
-    records.ttl = ttl[0] if ttl else None
-    return records
+    ttl_rows = yield reader.sql("find_ttl", thread_id)
+    return ThreadRecords(
+        thread_id,
+        seq,
+        row.created_at,
+        row.updated_at,
+        title,
+        listed_metadata,
+        status,
+        client,
+        checkpoint_id is not None or bool(may_wait),
+        logs,
+        namespaces,
+        ttl_rows[0] if ttl_rows else None,
+    )
 
 
 def _read_namespace(
@@ -181,10 +188,10 @@ def _read_namespace(
     head_seq: int,
     last_seq: int,
 ) -> Flow[NamespaceRecords]:
-    """Read the records of a namespace up to the sequence number `last_seq`.
+    """Read the checkpoints of a namespace up to the sequence number `last_seq`, and their writes.
 
-    If `last_seq` is less than the maximum sequence number, only the checkpoint with the number
-    `last_seq` and its ancestors are read from the root namespace.
+    In the root namespace, only checkpoint `last_seq` and its ancestors are read. If `last_seq` is
+    the maximum, `_SEQ_MASK`, all checkpoints of the namespace are read.
     """
     rows = yield reader.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
     yield from reader.check_id_index_matches_table_row_count(
@@ -201,22 +208,12 @@ def _read_namespace(
         for row in rows
     ]
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
-    writes = []
-    for row in (yield reader.sql("namespace_writes", namespace_key)):
-        checkpoint_id, task, path = (
-            decode_stored_id(row[0]) or "",
-            decode_stored_id(row[1]) or "",
-            row[2],
-        )
-        if checkpoint_id in ids or last_seq == _SEQ_MASK:
-            writes.append(
-                (
-                    checkpoint_id,
-                    task,
-                    path,
-                    decrypt_writes(reader.seal, thread_id, checkpoint_ns, row),
-                )
-            )
+    rows_of_writes = yield reader.sql("namespace_writes", namespace_key)
+    writes = [
+        (*row_ids, decrypt_writes(reader.seal, thread_id, checkpoint_ns, row))
+        for row in rows_of_writes
+        if (row_ids := decode_ids_of_writes_row(row))[0] in ids or last_seq == _SEQ_MASK
+    ]
     return NamespaceRecords(checkpoint_ns, head_seq, checkpoints, writes)
 
 
@@ -224,15 +221,9 @@ def load_all_log_items_into_records(reader: CheckpointReader, records: ThreadRec
     """Read all log items of a thread, and store them in the thread's `ThreadRecords`."""
     items = {}
     for log, name, *last_keys in records.logs:
-        items[log] = log_items = dict[int, bytes]()
-        for first, stop in compute_item_and_alias_position_ranges(*last_keys):
-            start = first
-            while page := (
-                yield from reader.read_items_page(records.thread_id, name, log, start, stop)
-            ):
-                log_items |= dict(page)
-                start = page[-1][0] + 1
-        records.sorted_positions[log] = [*log_items]
-        spans = compute_item_and_alias_position_ranges(*last_keys)
-        records.times[log] = yield from reader.read_item_storage_times(log, spans)
+        position_ranges = compute_item_and_alias_position_ranges(*last_keys)
+        items[log], records.times[log] = yield from reader.read_items_and_storage_times(
+            records.thread_id, name, log, position_ranges
+        )
+        records.sorted_positions[log] = [*items[log]]
     records.items = items

@@ -1,10 +1,11 @@
 """Undo the pending writes that a run added to checkpoints of other runs.
 
-When a run answers an interrupt, the answer is stored as a pending write of the checkpoint at which
-the thread was waiting. The nodes that process the answer also store their results as pending writes
-of this checkpoint. Because the checkpoint belongs to an earlier run, deleting the checkpoints of
-the run that answered the interrupt does not remove these pending writes. They must be undone
-separately.
+When a run resumes an interrupted thread, the answer to the interrupt (the resume value) is stored
+as a pending write. This pending write belongs to the checkpoint at which the thread was
+interrupted. The writes of the nodes that process the resume value are also stored as pending writes
+of the checkpoint at which the thread was interrupted. A run that answers an interrupt adds pending
+writes to an earlier checkpoint. These pending writes remain if the run's own checkpoints are
+deleted. They must be undone separately.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.put import encode_value_as_inline_reference
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    build_put_writes_statement,
     decode_stored_id,
     decrypt_writes,
     encode_id_for_storage,
-    encrypt_writes,
 )
 from perdure.checkpointers.status import is_update_path
 from perdure.storage.flow import Flow
@@ -66,9 +67,9 @@ async def undo_writes_to_checkpoint(
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    Pending writes of tasks that are not in `former` are removed, except those stored by
-    `update_state`. The server's own records about the run are also removed. They are pending writes
-    whose task id is the run's id.
+    Delete the pending writes of every task that has no entry in `former`, the earlier state.
+    Pending writes that were stored by `update_state` are kept. Delete the server's records about
+    the run, which are pending writes with the run id as task id.
 
     Args:
         saver: The checkpointer.
@@ -105,18 +106,18 @@ def _restore_former_writes(
                 is_update_path(task_path) and task_id != run_id
             ):
                 continue
-            task_key = (
-                namespaces[checkpoint_ns],
-                encode_id_for_storage(checkpoint_id),
-                encode_id_for_storage(task_id),
-            )
             if task_id == run_id or task_id not in tasks:
-                yield reader.sql("drop_task_writes", *task_key)
+                yield reader.sql(
+                    "drop_task_writes",
+                    namespaces[checkpoint_ns],
+                    encode_id_for_storage(checkpoint_id),
+                    encode_id_for_storage(task_id),
+                )
                 continue
             has_result, control, result_count = tasks[task_id]
             writes = decrypt_writes(reader.seal, thread_id, checkpoint_ns, row)
-            # langgraph gives negative indexes to the channels in `WRITES_IDX_MAP`, and other
-            # indexes to the channels of the graph.
+            # langgraph gives negative indexes to the channels in `WRITES_IDX_MAP`, and non-negative
+            # indexes to the graph's own channels.
             results = sorted((write for write in writes if write[0] >= 0), key=itemgetter(0))
             restored = results[:result_count] if has_result else []
             for channel, value in control.items():
@@ -124,7 +125,11 @@ def _restore_former_writes(
                     reader.codec, None, channel, value, f"the write to {channel!r}"
                 )
                 restored.append([WRITES_IDX_MAP[channel], channel, ref])
-            associated_data = thread_id, checkpoint_ns, checkpoint_id, task_id, task_path
-            body = encrypt_writes(reader.seal, associated_data, sorted(restored, key=itemgetter(0)))
-            yield reader.sql("put_writes", *task_key, task_path, body)
+            yield build_put_writes_statement(
+                reader.sql,
+                reader.seal,
+                namespaces[checkpoint_ns],
+                (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path),
+                sorted(restored, key=itemgetter(0)),
+            )
         yield reader.sql("mark_head_changed", thread_key)

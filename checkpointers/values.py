@@ -1,17 +1,23 @@
 """Convert values to msgpack and back.
 
 Plain data (None, booleans, numbers, text, bytes, lists and dicts) is stored as ordinary msgpack.
-Other values become msgpack extensions in the format of langgraph's serializer
-(`langgraph.checkpoint.serde.jsonplus`). The extension for an object contains an encoded list,
-`[module, name, payload, ...]`. Here, "data class" means a pydantic model, dataclass, enum or named
-tuple that is not in `KNOWN`. The encoding of data class instances differs from langgraph's in three
-ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
-`model_dump()`. The types of tuples, bytearrays and dict keys are preserved.
+Values that are not plain data become msgpack extensions in the format of langgraph's serializer
+(`langgraph.checkpoint.serde.jsonplus`). An instance of a class is stored as a msgpack extension
+that contains the encoded list `[module, name, payload, ...]`.
 
-Decoding calls the constructor of a class in three cases only: the class is in `KNOWN`; the
-allowlist names the class and it is not a data class; or the `load` function of a registered type
-calls the constructor. Instances of data classes are rebuilt without running any of the class's
-code; see `objects.py`.
+`KNOWN` lists the classes that perdure always decodes, such as `datetime` and langchain's message
+classes. In this module, a "rebuildable class" is a pydantic model, dataclass, enum or named tuple
+that is not in `KNOWN`. Instances of rebuildable classes are encoded in langgraph's format, with
+three differences. The name of the class is its `__qualname__`, whereas langgraph stores its
+`__name__`. Pydantic models are encoded from their attributes, not with `model_dump()`. The encoding
+preserves the types of tuples, bytearrays and dict keys.
+
+A registered type is a class that the program passes to the checkpointer as a `StoredType`. Decoding
+calls the constructor of a class only in three cases. First, the class is in `KNOWN`. The second
+case is a class on the allowlist whose instances can be rebuilt only by calling the class's
+constructor. Third, the `load` function of a registered type calls the constructor. Instances of
+rebuildable classes are rebuilt without running code of the class, except its default factories; see
+`objects.py`.
 """
 
 from __future__ import annotations
@@ -52,9 +58,9 @@ from perdure.checkpointers.stored_types import (
 _log = logging.getLogger("perdure")
 
 # Options for ormsgpack. They are the options of langgraph's serializer, with two differences.
-# langgraph does not pass OPT_PASSTHROUGH_SUBCLASS, so ormsgpack encodes instances of subclasses of
-# builtin types itself. langgraph always passes OPT_REPLACE_SURROGATES, but `Converter` passes it
-# only for values that contain lone surrogates.
+# perdure adds OPT_PASSTHROUGH_SUBCLASS, so that ormsgpack passes instances of subclasses of builtin
+# types to `Converter` instead of encoding them itself. langgraph always passes
+# OPT_REPLACE_SURROGATES, but `Converter` passes it only for values that contain lone surrogates.
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -80,7 +86,9 @@ _TOO_DEEP: Final = (
 # types that `Converter` accepts as keys of a msgpack map or as elements of a tuple used as a key
 _PLAIN_KEY_TYPES: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
-# langgraph's msgpack extension codes
+# langgraph's msgpack extension codes, in order: a class called with one argument, with positional
+# arguments or with keyword arguments; a class method called with one argument; a pydantic v1 model;
+# a pydantic v2 model; a numpy array; a snapshot of a `DeltaChannel`.
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
 # perdure's own msgpack extension codes: 64 for a tuple, stored as an array; 65 for a dict with keys
 # that msgpack does not support, stored as key-value pairs; and 66 for a value of a registered type,
@@ -91,8 +99,9 @@ _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer. It is used to encode numpy arrays, instances of known classes that contain
-# no other objects, and instances of other classes that the allowlist names.
+# langgraph's serializer. perdure uses this serializer for objects that perdure does not encode
+# itself: numpy arrays, simple objects such as UUIDs and dates, and instances of other allowlisted
+# classes.
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -104,13 +113,13 @@ DeltaSnapshot: Final[Any] = type(
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The items to append to a list channel's value, passed instead of the complete value.
+    """The items to append to a channel's list, passed to `put` instead of the complete list.
 
     To store many checkpoints of one growing list, for example in an import, pass a `Continuation`
-    to `put` as the channel's value instead of the complete list. Only `items` are encoded and
-    compared with the stored log, so the cost of storing a checkpoint does not depend on the length
-    of the list. The items are always appended to the value in the parent checkpoint, even if the
-    parent is not the head of the thread.
+    to `put` as the channel's value instead of the complete list. Only the new `items` are encoded
+    and compared with the stored log. The cost of storing a checkpoint therefore does not depend on
+    the length of the channel's complete list. The items of a `Continuation` are always appended to
+    the list in the parent checkpoint, even if the parent is not the head of the thread.
     """
 
     items: list[Any]
@@ -151,21 +160,24 @@ class TypeNotAllowed(TypeError):
 
 
 class Allowlist:
-    """Decides which classes may be rebuilt, based on the option `allowed_msgpack_modules`.
+    """Decides which classes perdure may deserialize, based on the option `allowed_msgpack_modules`.
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
-    rebuild. If the option is True or contains `LOADED`, the allowlist also accepts data classes
-    from any module that is already imported. Otherwise, the allowlist is strict, which means that
-    it accepts only the classes named in the option.
+    rebuild. If `allowed_msgpack_modules` is True or contains `LOADED`, the allowlist also accepts
+    rebuildable classes (see the module docstring) from any module that is already imported. With
+    any other value of `allowed_msgpack_modules`, the allowlist is strict, which means that it
+    accepts only the classes that the option names.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
         is_strict: Whether only classes that the option names may be rebuilt.
-        has_name: A function that returns whether the option names a class. It returns False for
-            every class if the option is True, because the option then names no class whose
-            constructor may be called.
+        has_name: A function that returns whether the option names a class. If the option is True,
+            the function returns False for every class. The option then names no classes, so
+            `Converter` calls only the constructors of classes in `KNOWN`.
     """
 
+    # This is not the name of a class. It has the form of a class name, so that it can be an element
+    # of `allowed_msgpack_modules`.
     LOADED: Final = ("perdure", "any plain data class that is loaded")
 
     def __init__(self, serde: JsonPlusSerializer, types: StoredTypes = NO_TYPES) -> None:
@@ -185,8 +197,9 @@ class Allowlist:
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        The check is sufficient for data classes. For any other class, the constructor may be called
-        only if `has_name` also returns True.
+        An instance of a rebuildable class (see the module docstring) may be rebuilt if
+        `check_allowed` does not raise. For any other class, call the constructor only if `has_name`
+        also returns True.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -209,8 +222,9 @@ class ObjectOrigin(NamedTuple):
 class DetachedFields(dict[str, Any]):
     """A dict of an object's fields, returned instead of the object if the object cannot be rebuilt.
 
-    For example, the object's class might not be importable in this process. When a `DetachedFields`
-    is stored, its current entries are encoded as the fields of an instance of the original class.
+    An object cannot be rebuilt, for example, if its class is not importable in this process. When a
+    `DetachedFields` is stored, its current entries are encoded as the fields of an instance of the
+    original class.
 
     Attributes:
         origin: How the object was encoded.
@@ -232,14 +246,15 @@ class DetachedFields(dict[str, Any]):
 
 
 class Converter:
-    """Encodes one value, including all nested values, as msgpack, or decodes it.
+    """Converts one value, including its nested values, to msgpack or from msgpack.
 
     Args:
         allowlist: The classes that may occur in the value.
         exact: Whether lone surrogates are refused in every text. By default, they are replaced with
-            "?", except in values that are stored with exact types (sets, data classes, registered
-            types), in keys of dicts and in ids of messages. There, they are always refused.
-        former: The earlier names under which to encode classes, by present name.
+            "?", except in keys of dicts, in ids of messages, and in values that are encoded by
+            `_encode_extension_with_exact_types` (such as sets and instances of rebuildable classes)
+            or are of a registered type. There, they are always refused.
+        former: Maps the present name of a class to the earlier name to write.
 
     Attributes:
         replacing: Whether lone surrogates are replaced with "?", because the value has some.
@@ -255,10 +270,10 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # True while a value of a registered type is being encoded. Also True in the second
-        # `Converter`, which then decodes the result as a check. If the `load` function of a nested
-        # value fails in the check, its error is raised, and the value is not replaced with
-        # `DetachedFields`.
+        # True while a value of a registered type is being encoded. Also True in the `Converter`
+        # with which `_encode_value_of_registered_type` checks that the encoded value can be
+        # decoded. If the `load` function of a nested value fails in this check, its error is
+        # raised, and the value is not replaced with `DetachedFields`.
         self._in_registered = False
         self._depth = 0
         # The first exception raised while converting a nested object. It is kept so that it can be
@@ -325,10 +340,10 @@ class Converter:
     # -- to msgpack
 
     def _encode_as_msgpack_extension(self, value: Any) -> Any:
-        """Convert a value whose type ormsgpack does not encode itself.
+        """Convert a value that ormsgpack passes to its `default` hook because of the value's type.
 
-        Return a msgpack extension, or, for a subclass of a builtin type, a value of the builtin
-        type.
+        If the value is an instance of a subclass of a builtin type, return a value of the builtin
+        type. Otherwise, return a msgpack extension.
         """
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
@@ -339,7 +354,8 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_value_of_registered_type(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # Encode the message's id only to raise an error if the id contains a lone surrogate.
+            # Encode the message's id and discard the encoded id. The encoding raises an error if
+            # the id contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_instance_of_known_class(value, name)
@@ -364,10 +380,13 @@ class Converter:
         )
 
     def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
-        """Replace nested bytearrays, and dicts with keys that msgpack does not support.
+        """Replace nested values with msgpack extensions if msgpack cannot represent them exactly.
 
-        Each replacement is a msgpack extension that also records the original type. Tuples are not
-        replaced here; with the options `_EXACT`, they are encoded as extensions.
+        These values are bytearrays, and dicts with a key that msgpack does not support.
+
+        Each replaced value becomes a msgpack extension that also records the value's original type.
+        Tuples need no replacement here, because an encoder with the options `_EXACT` writes tuples
+        as msgpack extensions.
         """
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._replace_types_that_msgpack_changes, value))
@@ -390,7 +409,8 @@ class Converter:
         code, further_parts = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
-            # Sort the elements, because equal sets may have different iteration orders.
+            # Sort the elements of the set, so that equal sets are encoded to equal bytes even if
+            # their iteration orders differ.
             parts = sorted(
                 value,
                 key=lambda part: self._pack_with_extensions(
@@ -433,7 +453,10 @@ class Converter:
         )
 
     def _encode_data_class_instance(self, value: Any) -> ormsgpack.Ext:
-        """Encode an instance of a data class as its class name and attributes."""
+        """Encode an instance of a rebuildable class as its class name and attributes.
+
+        The docstring of the module defines "rebuildable class".
+        """
         cls: Any = type(value)
         name, kind, fields = (
             get_module_and_class_name(cls),
@@ -445,9 +468,15 @@ class Converter:
         if kind == "enum":
             return self._encode_extension_with_exact_types(_SINGLE, [*name, fields["value"]])
         if kind == "model":
-            fields_set = sorted(value.__pydantic_fields_set__)
             return self._encode_extension_with_exact_types(
-                _MODEL, [*name, fields, None, read_private_attributes(value) or None, fields_set]
+                _MODEL,
+                [
+                    *name,
+                    fields,
+                    None,
+                    read_private_attributes(value) or None,
+                    sorted(value.__pydantic_fields_set__),
+                ],
             )
         return self._encode_extension_with_exact_types(_KEYWORDS, [*name, fields])
 
@@ -491,9 +520,11 @@ class Converter:
     def _encode_builtin_subclass_or_use_langgraph_serializer(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
-        An instance of a subclass of str, int, list or dict is encoded as that type. Numpy arrays,
-        and objects of the classes that the allowlist names, are encoded by langgraph's serializer.
-        An instance of a subclass of deque that has a `maxlen` is encoded by `_encode_deque`.
+        An instance of a subclass of str, int, list or dict is encoded as that type. Numpy arrays
+        are encoded by langgraph's serializer. For any other object, `TypeNotAllowed` is raised if
+        the allowlist does not name its class. An object whose class is in the allowlist is encoded
+        by langgraph's serializer. As an exception, `_encode_deque` encodes an instance of a deque
+        subclass if the instance has a `maxlen`.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):
@@ -530,9 +561,7 @@ class Converter:
         if code == _ARRAY:
             array = _decode_by_langgraph(code, data)
             if array is None:
-                raise ValueError(
-                    "a numpy array cannot be decoded; install numpy if it is not installed"
-                )
+                raise ValueError("a numpy array cannot be decoded; check that numpy is installed")
             return array
         module, name, payload, *rest = self._unpack_value(data)
         if (
@@ -578,13 +607,16 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # When perdure encodes a pydantic model, exactly 3 elements follow the payload. When
-                # langgraph encodes one, the number of elements is different.
+                # Perdure writes exactly 3 elements after the payload of a pydantic model; langgraph
+                # writes a different number.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
-                dumped = kind == "model" and not is_exact
                 return rebuild_object_of_class(
-                    cls, payload, private, fields_set, is_model_dump=dumped
+                    cls,
+                    payload,
+                    private,
+                    fields_set,
+                    is_model_dump=kind == "model" and not is_exact,
                 )
             if cls is not None and is_named:
                 return _call_class_with_stored_arguments(cls, code, payload, rest)
@@ -613,8 +645,11 @@ class Converter:
                 if self._in_registered:
                     raise
                 reason = f"the value cannot be loaded: {exc}"
-        remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for this type"
-        _log_that_class_is_read_as_dict(name, reason, remedy)
+        _log_that_class_is_read_as_dict(
+            name,
+            reason,
+            "open the checkpointer with types=[StoredType(cls, dump, load)] for this type",
+        )
         return _wrap_fields_of_unavailable_class(
             ObjectOrigin(_REGISTERED, name, []), payload, is_payload=type(payload) is dict
         )
@@ -654,7 +689,7 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
 def _call_class_with_stored_arguments(
     cls: Any, extension_code: int, stored_arguments: Any, further_parts: list[Any]
 ) -> Any:
-    """Build an object by calling its class as its msgpack extension code prescribes.
+    """Build an object by calling its class in the way that its msgpack extension code specifies.
 
     The class must be trusted.
     """
@@ -672,7 +707,8 @@ def _call_class_with_stored_arguments(
     if extension_code == _METHOD:
         if further_parts != ["fromisoformat"]:
             raise ValueError(
-                f"the stored value calls the method {further_parts!r}, which is not allowed"
+                f"decoding the stored value would call the method {further_parts!r}, which is not "
+                "allowed"
             )
         return cls.fromisoformat(stored_arguments)
     if extension_code != _MODEL:

@@ -1,11 +1,11 @@
-"""Build the write plans for checkpoints and pending writes, and execute them.
+"""Build the write plans for checkpoints and pending writes, which `Database.write` executes.
 
 Before storing a checkpoint, the writer plans the SQL statements and the thread's new head, based on
 the checkpoint and the thread's cached head. The planned statements are executed in one transaction,
-provided that the stored thread has not changed since it was cached. If the thread has changed, the
-same transaction reads the thread, builds a new plan, and executes the new plan. If the thread is
-not cached and the checkpoint has no parent, the plan assumes that the thread is new. See
-docs/decisions/0022.
+provided that the stored thread has not changed since it was cached. If the stored thread has
+changed, the writer reads the thread from the database and builds a new plan of SQL statements, in
+the same transaction. If a thread is not cached and the checkpoint to be stored has no parent, the
+first plan is built on the assumption that the thread is new. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import repeat
+from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import Additions, PlannedTransaction, cache_pending_writes
+from perdure.checkpointers.additions import Additions, PlannedTransaction
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, add_entry_and_evict_oldest
+from perdure.checkpointers.cache import (
+    UNREAD_STEP,
+    Head,
+    Snapshot,
+    Thread,
+    add_entry_and_evict_oldest,
+)
 from perdure.checkpointers.delta_writes import (
     find_cached_delta_channel_writes,
     read_delta_channel_writes,
-)
-from perdure.checkpointers.heads import (
-    choose_head_and_detect_run_overlap,
-    find_seq_of_first_checkpoint_of_run,
 )
 from perdure.checkpointers.labels import (
     LABELS,
@@ -35,12 +38,9 @@ from perdure.checkpointers.labels import (
     USER_LABELS,
     build_labels_of_new_checkpoint,
 )
-from perdure.checkpointers.merge_planner import (
-    MergePlanner,
-    avoid_task_id_clash_and_get_new_task_id_and_path,
-    try_making_run_checkpoint_head_again,
-)
+from perdure.checkpointers.merge_planner import MergePlanner
 from perdure.checkpointers.put import (
+    START_SOURCES,
     CheckpointPut,
     SplitValue,
     TaskWrites,
@@ -52,28 +52,27 @@ from perdure.checkpointers.records import (
     UNLISTED_NAMES,
     UNLISTED_PREFIXES,
     VIEWS_NAMESPACE,
-    build_row_key,
-    collect_transcript_ranges_to_store,
-    compute_item_and_alias_position_ranges,
     compute_item_hash,
     compute_metadata_index_tags,
-    decrypt_listed_title_and_encoded_metadata,
-    decrypt_writes,
     encode_id_for_storage,
     encrypt_checkpoint,
     encrypt_thread_list_entry_and_build_search_keys,
-    encrypt_writes,
 )
-from perdure.checkpointers.status import NULL_TASK, is_update_path
-from perdure.storage.database import OwnWrites
-from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
+from perdure.checkpointers.status import NULL_TASK
+from perdure.checkpointers.stored_state import (
+    build_stale_put_if_removals_are_newer,
+    get_thread_key_and_generation_if_cache_is_valid,
+    read_thread_head_key_and_cache_validity,
+)
+from perdure.checkpointers.task_writes import (
+    ACTIVITY_PRECISION_S,
+    build_last_activity_update_if_due,
+    build_updates_of_task_writes_to_references,
+    plan_task_writes,
+    read_thread_and_store_task_writes,
+)
+from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, OwnWrites, Statement
 
-if TYPE_CHECKING:
-    from perdure.checkpointers.stale_puts import StalePut
-
-# minimum interval in seconds between two updates of a thread's last-activity time; limits the
-# number of writes
-ACTIVITY_PRECISION_S: Final = 0.1
 # bit mask that extracts the sequence number from a checkpoint's row key
 _SEQ_MASK: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
@@ -103,18 +102,18 @@ class DatabaseWrite(NamedTuple):
     urgent: bool
 
 
-class _UncachedRequirements(NamedTuple):
-    """The data and rows that a put of a checkpoint needs and that are not in the cache.
+class _NewRows(NamedTuple):
+    """The rows that must be created to store a checkpoint.
 
     Attributes:
         key_count: The number of new keys for the thread, the namespace and the logs.
-        logs: The channels for which the put must create a log.
-        hashes: The hashes of new items that the database may already have.
+        new_log_channels: The channels for which the put must create a log.
+        unknown_item_hashes: The hashes of new items that the database may already have.
     """
 
     key_count: int
-    logs: list[str]
-    hashes: list[int]
+    new_log_channels: list[str]
+    unknown_item_hashes: list[int]
 
 
 class CheckpointWriter:
@@ -129,38 +128,45 @@ class CheckpointWriter:
         """Build the `Database.write` arguments for storing a checkpoint or pending writes.
 
         If the cache contains enough data about the thread, the SQL statements are planned without
-        reading the database. If the thread turns out to have changed since it was cached, the
-        thread is read and the statements are planned again, in the same transaction. A request that
-        is planned twice is therefore not overtaken by a later request.
+        reading the database. If a request has to be planned again, the new plan is built and
+        executed within the same transaction. The requests are therefore always executed in their
+        original order.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        commit, thread_id = self.plan_write_from_cache(request), request.address.thread_id
-        if commit is None and isinstance(request, CheckpointPut):
+        thread_id = request.address.thread_id
+        plan = self.plan_write_from_cache(request)
+        if plan is None and isinstance(request, CheckpointPut):
             request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[PlannedTransaction]:
             """Execute the SQL statements that were planned from cached data.
 
-            If there is no plan, or the statements fail because the thread has changed, read the
-            thread and plan the request in this transaction.
+            If no write plan could be built from cached data, or if that plan failed, read the
+            thread from the database and build a new plan. Execute the new plan in the transaction
+            that is already open.
             """
-            if commit is not None:
+            if plan is not None:
                 try:
-                    commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
+                    rows = yield GuardedRequest(plan.statements)
                 except GuardFailed:
                     # The cached head is stale, so do not base later puts on it.
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
-                        if commit.statements[0].sql == self.sql["new_thread"]:
-                            # Another thread may already use the key that was reserved for the new
-                            # thread.
+                        if plan.statements[0].sql == self.sql["new_thread"]:
+                            # The insert into `threads` may have failed because the reserved row key
+                            # is already used. Discard all reserved keys.
                             self.cache.keys.discard_keys()
                 else:
-                    return commit
+                    plan.first_row = rows[0] if rows else ()
+                    return plan
             if isinstance(request, TaskWrites):
-                return (yield from self._read_thread_and_store_task_writes(request))
+                return (
+                    yield from read_thread_and_store_task_writes(
+                        self.reader, self.own_writes, request
+                    )
+                )
             return (yield from self._read_thread_and_store_checkpoint(request))
 
         on_failure = partial(
@@ -170,22 +176,22 @@ class CheckpointWriter:
         # an interrupt is committed immediately, because the nodes that use the answer start at once
         # (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
-        urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
             store_request,
             PlannedTransaction.update_cache_after_commit,
             on_failure,
             (thread_id,),
             self.own_writes,
-            *urgency,
+            may_wait=task not in (None, NULL_TASK),
+            urgent=task == NULL_TASK,
         )
 
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that a failed transaction may have made invalid.
 
         If the failed transaction would have stored a checkpoint, drop the thread's cached heads.
-        Also discard the row keys that this process has reserved. The transaction may have failed
-        because one of these keys is already in use.
+        After any failed transaction, discard the row keys that this process has reserved, because
+        the database may already contain a row with one of these keys.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
@@ -196,18 +202,16 @@ class CheckpointWriter:
     ) -> PlannedTransaction | None:
         """Plan a request from cached data.
 
-        Return None if the request must be planned from the database. This is the case if the
+        Return None if the request must be planned from the database, which is the case if the
         cached thread lacks data, is outdated or is in use by another OS thread, if the parent is
         not the committed head, or if data was removed after the request's state was loaded.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        (thread_id, checkpoint_ns, parent_id), thread = (
-            request.address,
-            self.cache.get_thread(request.address.thread_id),
-        )
-        request.encode_values_in_place(self.codec, thread)
+        thread_id, checkpoint_ns, parent_id = request.address
+        thread = self.cache.get_thread(thread_id)
+        request.encode_values(self.codec, thread)
         if self.codec.replaced_path:
             self.codec.warn_once_about_replaced_unicode_surrogate(thread_id)
         if thread is None:
@@ -215,13 +219,14 @@ class CheckpointWriter:
         if thread.newest_removal and self.removals.is_stale(request, thread.newest_removal):
             return None
         if isinstance(request, TaskWrites):
-            return self._plan_task_writes(request, thread)
+            return plan_task_writes(self.reader, self.own_writes, request, thread)
         # Do not block on the cached thread's lock, because the caller may be running on an event
         # loop.
         if not thread.lock.acquire(blocking=False):
             return None
         try:
             head = thread.heads.get(checkpoint_ns) or Head(0, 0, None)
+            # Recorded model inputs have no parent, although their namespace already has a head.
             parent = (
                 None if parent_id is None and checkpoint_ns == VIEWS_NAMESPACE else head.snapshot
             )
@@ -252,7 +257,9 @@ class CheckpointWriter:
         """Build the write plan for an uncached thread, assuming that the thread is new."""
         if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
-        if self.removals.key is None:  # the database is not open yet
+        # A new thread's row contains a hash of the thread id. The key of the hash is loaded when
+        # the database is opened.
+        if self.removals.key is None:
             return None
         result = self._plan_checkpoint(request, Thread(0, 0), Head(0, 0, None), None)
         if isinstance(result, PlannedTransaction):
@@ -269,8 +276,21 @@ class CheckpointWriter:
         parent: Snapshot | None,
         replaced: Snapshot | None = None,
         allocated_keys: list[int] | None = None,
-    ) -> PlannedTransaction | _UncachedRequirements:
+    ) -> PlannedTransaction | _NewRows:
         """Build the write plan for a checkpoint, including the new head of its namespace.
+
+        The steps are:
+
+        1. Compare the values with the logs, and list the rows that must be created. If the database
+           must be read before the plan can be built, return the list of new rows instead of a plan.
+        2. Update the thread's row, or create the row if the thread is new. Create the namespace and
+           the channel logs that do not exist yet.
+        3. Append the new items to the logs, and store references to log items in the snapshot.
+        4. Choose the head of the namespace.
+        5. Build the statements for the checkpoint and its items, tags and pending writes.
+
+        The thread, its logs and its head are updated to the state after the commit. If the
+        transaction fails, `_drop_cached_heads_and_keys` marks the cached thread as outdated.
 
         Args:
             put: The checkpoint to store.
@@ -285,81 +305,71 @@ class CheckpointWriter:
                 used.
 
         Returns:
-            The transaction, or the data that must be read first.
+            The transaction, or the new rows if the database must be read first.
         """
-        (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
+        thread_id, checkpoint_ns, _ = put.address
+        snapshot = put.build_snapshot(parent)
         values_to_store = put.build_channel_values_to_store(
             self.codec, thread.logs_by_channel, parent
         )
-        missing_parts = self._list_row_keys_and_log_items_missing_in_cache(
-            thread, head, values_to_store
+        new_rows, row_keys = self._list_new_rows_and_take_row_keys(
+            thread, head, values_to_store, allocated_keys
         )
-        if allocated_keys is None and not missing_parts.hashes:
-            allocated_keys = self.cache.keys.take_reserved_row_keys(missing_parts.key_count)
-        if allocated_keys is None:
-            return missing_parts
+        if row_keys is None:
+            return new_rows
+
         version_token, now = random.getrandbits(62), time.time()
         if replaced is None:
+            thread.last_seq += 1
             statements = [
                 self._build_statement_that_fails_if_cache_is_stale(
-                    put, thread, head, allocated_keys, version_token, now
+                    put, thread, head, row_keys, version_token, now
                 )
             ]
-            thread.last_seq += 1
         else:
-            statements = self._build_last_activity_update_if_due(thread)
+            statements = build_last_activity_update_if_due(self.sql, thread)
         if not head.namespace_key:
-            head.namespace_key = allocated_keys.pop()
+            head.namespace_key = row_keys.pop()
             statements.append(
                 self.sql("new_namespace", head.namespace_key, thread.key, checkpoint_ns)
             )
-        for channel in missing_parts.logs:
-            log = thread.get_or_add_log(allocated_keys.pop(), channel)
+        for channel in new_rows.new_log_channels:
+            log = thread.get_or_add_log(row_keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
         stored_at = min(now, put.created_at)
-        additions = Additions(self.sql, self.seal, thread_id, thread, stored_at, put.item_times)
-        metadata, new_head, reveals_overlap = (
-            self._add_inherited_labels_to_metadata(put, snapshot, parent),
-            head,
-            False,
-        )
+        additions = Additions(self.seal, thread_id, thread, stored_at, put.item_times)
+        metadata = self._add_inherited_labels_to_metadata(put, snapshot, parent)
         additions.set_channel_references(snapshot, values_to_store, parent, put.merge)
+
         if replaced is None:
-            snapshot.key = build_row_key(head.namespace_key, thread.last_seq)
-            steps = (
-                None if parent is None else self.reader.decode_superstep_number(parent),
-                snapshot.step,
-            )
+            snapshot.key = head.namespace_key << 32 | thread.last_seq
+            if parent is not None and parent.step == UNREAD_STEP:
+                self.reader.decode_superstep_number(parent)
             snapshot.run_start = find_seq_of_first_checkpoint_of_run(
-                put, head, parent, steps, thread.last_seq
+                put, head, parent, snapshot.step, thread.last_seq
             )
             new_head, reveals_overlap = choose_head_and_detect_run_overlap(
                 put, head, snapshot, thread.last_seq
             )
-            row = self._build_checkpoint_row(put.address, snapshot, now)
-            statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
-            if new_head.explicit_head != head.explicit_head:
-                statements.append(
-                    self.sql("set_explicit_head", new_head.explicit_head, head.namespace_key)
-                )
         else:
-            statements += self._build_checkpoint_replacement(
-                put.address, thread, snapshot, replaced, now
-            )
-        statements += self._build_list_entry_statements(
+            snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
+            new_head, reveals_overlap = head, False
+
+        statements += self._build_checkpoint_statements(
+            put.address, thread, head, new_head, snapshot, replaced, now
+        )
+        statements += self._build_thread_list_entry_statements(
             put, thread, values_to_store, metadata, new_head, snapshot
         )
-        statements += additions.build_statements()
-        tags = [
-            (tag_number, snapshot.key)
-            for tag_number in compute_metadata_index_tags(self.seal, metadata)
-        ]
+        if additions.rows:
+            statements.append(Statement(self.sql["add_item"], additions.rows, execute_many=True))
+        tags = [*zip(compute_metadata_index_tags(self.seal, metadata), repeat(snapshot.key))]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
         if thread.pending_writes or put.replayed is not None:
-            statements += self._build_pending_write_reference_updates(
-                put, head.namespace_key, thread, snapshot, additions
+            statements += build_updates_of_task_writes_to_references(
+                self.sql, self.seal, put, head.namespace_key, thread, snapshot, additions
             )
 
         thread.version_token, new_head.is_uncommitted = version_token, True
@@ -367,50 +377,72 @@ class CheckpointWriter:
         commit_parts = self.cache, self.own_writes, thread_id, thread, statements
         return PlannedTransaction(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
-    def _list_row_keys_and_log_items_missing_in_cache(
-        self, thread: Thread, head: Head, values_to_store: dict[str, ValueToStore | None]
-    ) -> _UncachedRequirements:
-        """Return the data and rows that a put needs and that are not in the cache.
+    def _list_new_rows_and_take_row_keys(
+        self,
+        thread: Thread,
+        head: Head,
+        values_to_store: dict[str, ValueToStore | None],
+        allocated_keys: list[int] | None,
+    ) -> tuple[_NewRows, list[int] | None]:
+        """List the rows that a new checkpoint creates, and take the keys of these rows.
 
-        The result contains the number of row keys, the channels for which a log must be created,
-        and the hashes of new items that the database may already contain.
+        Returns:
+            The new rows, and their keys. The keys are `allocated_keys`, or reserved keys of this
+            process if `allocated_keys` is None. The keys are None if the database must be read
+            first.
         """
-        logs, hashes = [], list[int]()
+        channels, hashes = list[str](), list[int]()
         for channel, value in values_to_store.items():
             if not isinstance(value, SplitValue):
                 continue
             log = thread.logs_by_channel.get(channel)
             if log is None:
-                logs.append(channel)
+                channels.append(channel)
             elif not value.is_log_complete:
                 new_items = (part for part in value.parts if isinstance(part, bytes))
                 hashes += [compute_item_hash(self.seal, log.key, item) for item in new_items]
-        return _UncachedRequirements(
-            (not thread.key) + (not head.namespace_key) + len(logs), logs, hashes
-        )
+        key_count = (not thread.key) + (not head.namespace_key) + len(channels)
+        if allocated_keys is None and not hashes:
+            allocated_keys = self.cache.keys.take_reserved_row_keys(key_count) if key_count else []
+        return _NewRows(key_count, channels, hashes), allocated_keys
 
     def _build_statement_that_fails_if_cache_is_stale(
         self,
         put: CheckpointPut,
         thread: Thread,
         head: Head,
-        allocated_keys: list[int],
+        row_keys: list[int],
         version_token: int,
         now: float,
     ) -> Statement:
         """Build the first statement of a put; the statement fails if the cached thread is stale.
 
-        The statement also fails if the checkpoint is already stored, or if the thread or the
-        namespace that the put would create already exists.
+        The SQL statement also fails if another process has already stored the checkpoint or created
+        the thread or the namespace.
+
+        Args:
+            put: The checkpoint to store.
+            thread: The thread, with the sequence number of the new checkpoint. The key of the
+                thread is 0 if the statement must create the thread.
+            head: The head of the namespace.
+            row_keys: The keys of the rows to create. The last key is taken for a new thread.
+            version_token: The new version token of the thread.
+            now: The current time, in seconds since the epoch.
         """
-        (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
+        thread_id, checkpoint_ns, _ = put.address
+        seq = thread.last_seq
         if not thread.key:
-            thread.key, thread.updated_at = allocated_keys.pop(), now
+            thread.key, thread.updated_at = row_keys.pop(), now
             row = thread.key, thread_id, seq, version_token, now, now, thread.newest_removal
             return self.sql("new_thread", *row, self.removals.hash_thread_id(thread_id))
-        expected, checkpoint_id = (
-            (thread.key, thread.version_token),
+        expected = thread.key, thread.version_token
+        new_state = (
+            seq,
+            version_token,
+            *expected,
+            head.namespace_key,
             encode_id_for_storage(put.checkpoint["id"]),
+            len(checkpoint_ns),  # 0 for the root namespace, which alone changes `may_wait`
         )
         if (
             put.replayed is not None
@@ -419,44 +451,20 @@ class CheckpointWriter:
         ):
             thread.updated_at = now
             parent_state = encode_id_for_storage(put.address.checkpoint_id), put.replayed.size_bytes
-            new_state = (
-                seq,
-                version_token,
-                *expected,
-                head.namespace_key,
-                checkpoint_id,
-                len(checkpoint_ns),
-                now,
-            )
-            return self.sql("advance_replayed_thread", *new_state, *parent_state)
+            return self.sql("advance_replayed_thread", *new_state, now, *parent_state)
         if head.namespace_key and now - thread.updated_at <= ACTIVITY_PRECISION_S:
-            return self.sql(
-                "advance_thread",
-                seq,
-                version_token,
-                *expected,
-                head.namespace_key,
-                checkpoint_id,
-                len(checkpoint_ns),
-            )
+            return Statement(self.sql["advance_thread"], new_state)
         thread.updated_at = now
         if head.namespace_key:
-            return self.sql(
-                "advance_active_thread",
-                seq,
-                version_token,
-                *expected,
-                head.namespace_key,
-                checkpoint_id,
-                len(checkpoint_ns),
-                now,
-            )
+            return Statement(self.sql["advance_active_thread"], (*new_state, now))
         return self.sql("advance_into_namespace", seq, version_token, *expected, checkpoint_ns, now)
 
     def _add_inherited_labels_to_metadata(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """Add the parent's labels to a checkpoint's metadata, and return the complete metadata.
+        """Add inherited labels to the metadata of a checkpoint, and return the metadata.
+
+        The checkpoint inherits labels from its parent or, in a merge, from the head.
 
         If the checkpoint's encoded metadata already contains all inherited labels, the metadata is
         not encoded again.
@@ -466,7 +474,11 @@ class CheckpointWriter:
         if put.merge is not None:
             parent = put.merge.head
         if parent is not None and put.config is not None:
-            inherited = self.reader.decode_labels_for_child_checkpoints(parent)
+            inherited = (
+                parent.labels
+                if parent.labels is not None
+                else self.reader.decode_labels_for_child_checkpoints(parent)
+            )
         for name in inherited:
             needs_encoding = needs_encoding or name not in metadata or name not in USER_LABELS
         if needs_encoding and put.config is not None:
@@ -482,7 +494,7 @@ class CheckpointWriter:
         snapshot.labels = labels
         return metadata
 
-    def _build_list_entry_statements(
+    def _build_thread_list_entry_statements(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -494,10 +506,9 @@ class CheckpointWriter:
         """Build the statements that update the title and metadata in a thread's row.
 
         A thread's row contains a copy of the metadata from the head checkpoint of the root
-        namespace. If the new checkpoint does not become the head, the copied metadata is not
-        changed. In this case, the mark `may_wait` of the thread is set again. The first statement
-        of the put may have cleared the mark, although the head may still be waiting for the answer
-        to an interrupt.
+        namespace. If the new checkpoint does not become the head, the metadata in the thread's row
+        is not changed. If the new checkpoint does not become the head, set the thread's `may_wait`
+        flag. The thread may still be waiting at its current head for an answer to an interrupt.
         """
         if put.address.checkpoint_ns:
             return []
@@ -544,20 +555,27 @@ class CheckpointWriter:
             return previous_decoded_and_encoded
         return self.codec.decode(stored), stored
 
-    def _build_checkpoint_replacement(
-        self, address: Address, thread: Thread, snapshot: Snapshot, replaced: Snapshot, now: float
+    def _build_checkpoint_statements(
+        self,
+        address: Address,
+        thread: Thread,
+        head: Head,
+        new_head: Head,
+        snapshot: Snapshot,
+        replaced: Snapshot | None,
+        now: float,
     ) -> list[Statement]:
-        """Build the statements that replace a stored checkpoint with a new snapshot."""
-        snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
-        checkpoint_key, _, parent, *_, body = self._build_checkpoint_row(address, snapshot, now)
-        old_tags = compute_metadata_index_tags(self.seal, self.reader.decode_metadata(replaced))
-        statements = [self.sql("drop_tag", tag_number, checkpoint_key) for tag_number in old_tags]
-        statements.append(self.sql("replace_checkpoint", parent, now, body, checkpoint_key))
-        statements.append(self.sql("mark_rows_removed", thread.key))
-        return statements
+        """Build the statements that insert a checkpoint's row, or replace a stored checkpoint.
 
-    def _build_checkpoint_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
-        """Build the row tuple `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
+        Args:
+            address: The address of the parent checkpoint.
+            thread: The thread.
+            head: The head of the namespace before the checkpoint is stored.
+            new_head: The head of the namespace after the checkpoint is stored.
+            snapshot: The checkpoint, with its row key and its run start.
+            replaced: The stored checkpoint that is replaced, or None to insert a row.
+            now: The current time, in seconds since the epoch.
+        """
         row = (
             snapshot.key,
             encode_id_for_storage(snapshot.checkpoint_id),
@@ -565,37 +583,21 @@ class CheckpointWriter:
             snapshot.run_start,
             now,
         )
-        return *row, encrypt_checkpoint(
-            self.seal, *address[:2], row, snapshot, collect_transcript_ranges_to_store(snapshot)
-        )
-
-    def _build_pending_write_reference_updates(
-        self,
-        put: CheckpointPut,
-        namespace_key: int,
-        thread: Thread,
-        snapshot: Snapshot,
-        additions: Additions,
-    ) -> list[Statement]:
-        """Build statements that replace values in pending writes with references to log items.
-
-        The pending writes belong to the tasks whose results are included in the new checkpoint.
-        """
-        statements, address = [], put.address
-        tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
-        if put.replayed is not None:
-            tasks |= put.replayed.pending_writes
-        for task_id, (task_path, writes, body) in tasks.items():
-            references = [additions.replace_write_by_reference(snapshot, write) for write in writes]
-            if references != writes:
-                key = (
-                    namespace_key,
-                    encode_id_for_storage(address.checkpoint_id),
-                    encode_id_for_storage(task_id),
+        body = encrypt_checkpoint(self.seal, *address[:2], row, snapshot)
+        if replaced is None:
+            columns = snapshot.key, head.namespace_key, *row[1:], body
+            statements = [Statement(self.sql["add_checkpoint"], columns)]
+            if new_head.explicit_head != head.explicit_head:
+                statements.append(
+                    self.sql("set_explicit_head", new_head.explicit_head, head.namespace_key)
                 )
-                encrypted = encrypt_writes(self.seal, (*address, task_id, task_path), references)
-                statements.append(self.sql("replace_unchanged_writes", encrypted, *key, body))
-        return statements
+            return statements
+        old_tags = compute_metadata_index_tags(self.seal, self.reader.decode_metadata(replaced))
+        return [
+            *(self.sql("drop_tag", tag_number, snapshot.key) for tag_number in old_tags),
+            self.sql("replace_checkpoint", row[2], now, body, snapshot.key),
+            self.sql("mark_rows_removed", thread.key),
+        ]
 
     # -- in a transaction that reads the thread
 
@@ -607,16 +609,18 @@ class CheckpointWriter:
             head,
             existing_key,
             is_cache_valid,
-        ) = yield from self._read_thread_head_key_and_cache_validity(
-            put.address, put.checkpoint["id"]
+        ) = yield from read_thread_head_key_and_cache_validity(
+            self.reader, put.address, put.checkpoint["id"]
         )
         if (
             stale := (
-                yield from self._build_stale_put_if_removals_are_newer(put, thread.newest_removal)
+                yield from build_stale_put_if_removals_are_newer(
+                    self.reader, put, thread.newest_removal
+                )
             )
         ) is not None:
-            # An erasure deletes all views of a thread. Discard a put to the views namespace if its
-            # data was loaded before the erasure.
+            # An erasure deletes all checkpoints in the thread's `VIEWS_NAMESPACE`. Discard a put to
+            # `VIEWS_NAMESPACE` if its data was loaded before the erasure.
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return PlannedTransaction(self.cache, self.own_writes, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
@@ -624,8 +628,8 @@ class CheckpointWriter:
                 thread_id, stale.collect_unhashed_erased_texts_by_kind()
             )
         put.replace_cache_references_and_messages_by_copies(
-            *self._get_thread_key_and_generation_if_cache_is_valid(
-                put, (thread.key, thread.generation), is_cache_valid
+            *get_thread_key_and_generation_if_cache_is_valid(
+                self.cache, put, (thread.key, thread.generation), is_cache_valid
             )
         )
         put.replayed = None
@@ -636,7 +640,9 @@ class CheckpointWriter:
                 rows = yield self.sql(
                     "find_checkpoint", head.namespace_key, encode_id_for_storage(parent_id)
                 )
-                parent = yield from self._decrypt_snapshot_of_first_row(put.address, thread, rows)
+                parent = yield from self.reader.decrypt_first_row_and_unflatten_ranges(
+                    put.address, thread, rows
+                )
         if parent is not None and (put.delta_channels or put.snapshot_channels):
             stored_parent = StoredCheckpoint(thread, head.namespace_key, parent)
             rows = (
@@ -649,327 +655,115 @@ class CheckpointWriter:
             )
         if existing_key is not None:
             rows = yield self.sql("checkpoint_row", existing_key)
-            replaced = yield from self._decrypt_snapshot_of_first_row(put.address, thread, rows)
+            replaced = yield from self.reader.decrypt_first_row_and_unflatten_ranges(
+                put.address, thread, rows
+            )
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan_merge(put, parent)) if replaced is None else None
-        commit = self._plan_checkpoint(put, thread, head, parent, replaced)
-        if isinstance(commit, _UncachedRequirements):
-            keys = yield from self.reader.allocate_row_keys(commit.key_count)
+        plan = self._plan_checkpoint(put, thread, head, parent, replaced)
+        if isinstance(plan, _NewRows):
+            keys = yield from self.reader.allocate_row_keys(plan.key_count)
             yield from self.reader.load_items_with_hashes_into_cache(
-                thread_id, thread, commit.hashes
+                thread_id, thread, plan.unknown_item_hashes
             )
-            commit = self._plan_checkpoint(put, thread, head, parent, replaced, keys)
-            assert isinstance(commit, PlannedTransaction)
-            commit.remaining_keys = keys
-        commit.is_thread_read = True
-        commit.replaces_checkpoint = (
-            replaced is not None or planner.has_merged_channels_unread_by_run(commit.head)
+            plan = self._plan_checkpoint(put, thread, head, parent, replaced, keys)
+            assert isinstance(plan, PlannedTransaction)
+            plan.remaining_keys = keys
+        plan.is_thread_read = True
+        plan.replaces_checkpoint = (
+            replaced is not None or planner.has_merged_channels_unread_by_run(plan.head)
         )
-        commit.record_whether_head_has_writes((yield commit.statements)[0])
-        if put.merge is not None and commit.head is not None:
+        rows = (yield plan.statements)[0]
+        # If the statement that advances the thread had changed no row, `rows[0]` would raise an
+        # error, and nothing would be stored.
+        plan.first_row = rows[0] if replaced is None else ()
+        if put.merge is not None and plan.head is not None:
             has_changed = yield from planner.finish_merge_and_check_if_checkpoint_changed(
-                put.merge, commit.head
+                put.merge, plan.head
             )
-            commit.replaces_checkpoint |= has_changed
-        return commit
+            plan.replaces_checkpoint |= has_changed
+        return plan
 
-    def _build_stale_put_if_removals_are_newer(
-        self, request: CheckpointPut | TaskWrites, newest_removal: int
-    ) -> Flow[StalePut | None]:
-        """Return a `StalePut` if data was removed since the request's state was loaded.
 
-        Return None if no data has been removed since the request's state was loaded.
-        """
-        if not newest_removal or not self.removals.is_stale(request, newest_removal):
-            return None
-        from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
+# -- the head of a namespace
 
-        return (yield from StalePut.build_from_newer_removals(self.reader, request))
 
-    def _find_cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """Return the cached thread, or None if its key or generation does not match."""
-        thread = self.cache.get_thread(thread_id)
-        return thread if thread and (thread.key, thread.generation) == (key, generation) else None
+def find_seq_of_first_checkpoint_of_run(
+    put: CheckpointPut,
+    head: Head,
+    parent: Snapshot | None,
+    step: int | None,
+    put_seq: int,
+) -> int:
+    """Find the first checkpoint of the new checkpoint's run, and return its sequence number.
 
-    def _get_thread_key_and_generation_if_cache_is_valid(
-        self,
-        request: CheckpointPut | TaskWrites,
-        key_and_generation: tuple[int, int],
-        is_cache_valid: bool,
-    ) -> tuple[int, int]:
-        """Return a thread's key and generation, or `(0, -1)` if its cached data is not valid.
+    This number is called the run start. A new checkpoint usually belongs to the same run as its
+    parent. The new checkpoint and its parent then have the same run start, which is the sequence
+    number of the run's first checkpoint. The function returns `put_seq`, the new checkpoint's own
+    sequence number, if the new checkpoint starts a run. It starts a run if one of these conditions
+    is met:
 
-        The caller replaces the request's references to log items by the items themselves, unless
-        the references were created for the returned key and generation.
+    - The checkpoint's source is in `START_SOURCES`.
+    - The checkpoint has no parent, or its parent was pruned.
+    - The caller chose the parent by id, and the parent is not the head.
+    - The checkpoint's superstep number is not one more than the parent's. Superstep numbers have
+      gaps if a run uses the durability mode `exit`, because langgraph then stores only the run's
+      last checkpoint.
 
-        Returns:
-            The argument `key_and_generation` if the cached data of the thread is valid. If the
-            cached data is not valid, the pair `(0, -1)`, which matches no thread, so that all
-            references are replaced.
-        """
-        is_valid = is_cache_valid and request.cached_thread is self.cache.get_thread(
-            request.address.thread_id
-        )
-        return key_and_generation if is_valid else (0, -1)
+    If the parent was pruned and `put.merge` is set, the function returns 0 as the sequence number
+    at which the run started. The new checkpoint's run then counts as the oldest run of the thread.
+    If the metadata key `source` of the new checkpoint is in `START_SOURCES`, the function always
+    returns `put_seq`, even if the parent was pruned.
 
-    def _read_thread_head_key_and_cache_validity(
-        self, address: Address, checkpoint_id: str
-    ) -> Flow[tuple[Thread, Head, int | None, bool]]:
-        """Read the current state of a thread before a put.
+    Args:
+        put: The request to store the new checkpoint.
+        head: The head before the new checkpoint is stored.
+        parent: The parent of the new checkpoint, whose `step` has been read from its metadata.
+        step: The superstep number of the new checkpoint, or None if its metadata has no number.
+        put_seq: The sequence number of the new checkpoint.
+    """
+    if put.metadata.get("source") in START_SOURCES:
+        return put_seq
+    if parent is None:
+        return 0 if put.address.checkpoint_id is not None and put.merge is not None else put_seq
+    if put.continues_chosen_checkpoint and (
+        head.snapshot is None or head.snapshot.key != parent.key
+    ):
+        return put_seq
+    is_new_run = step is not None and parent.step is not None and step != parent.step + 1
+    return put_seq if is_new_run else parent.run_start
 
-        Returns:
-            A tuple of four elements: the thread with its logs, the head of the namespace, the row
-            key of the checkpoint, and whether the cached data of the thread is valid. If the thread
-            or the namespace does not exist, its key is 0. If the checkpoint is not stored, its row
-            key is None.
-        """
-        thread_id, checkpoint_ns, _ = address
-        state = self.sql(
-            "read_write_state", encode_id_for_storage(checkpoint_id), checkpoint_ns, thread_id
-        )
-        rows, is_cache_valid = yield from self.reader.read_rows_and_whether_cache_is_valid(
-            thread_id, state
-        )
-        if not rows:
-            thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
-            return thread, Head(0, 0, None), None, is_cache_valid
-        (
-            key,
-            seq,
-            generation,
-            version_token,
-            updated_at,
-            namespace_key,
-            explicit_head,
-            head_key,
-            *other_columns,
-        ) = rows[0]
-        list_entry, newest_removal, existing_key = other_columns
-        cached_thread = (
-            self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
-        )
-        thread = Thread(key, generation, newest_removal)
-        thread.last_seq, thread.version_token, thread.updated_at = seq, version_token, updated_at
-        thread.title, encoded_metadata = decrypt_listed_title_and_encoded_metadata(
-            self.seal, thread_id, list_entry
-        )
-        if encoded_metadata is not None:
-            thread.listed_metadata = self.codec.decode(encoded_metadata), encoded_metadata
-        if cached_thread is not None:
-            thread.pending_writes, thread.size_bytes = (
-                cached_thread.pending_writes.copy(),
-                cached_thread.size_bytes,
-            )
-            thread.heads = cached_thread.get_committed_heads_by_namespace_unless_stale(
-                version_token
-            )
-        for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
-            log = thread.get_or_add_log(log_key, channel, cached_thread)
-            log.next_position, log.next_alias = (
-                stop for _, stop in compute_item_and_alias_position_ranges(*last_keys)
-            )
-        if namespace_key is None:
-            return thread, Head(0, 0, None), None, is_cache_valid
-        snapshot = None
-        if head_key is not None:
-            rows = yield self.sql("checkpoint_row", head_key)
-            snapshot = yield from self._decrypt_snapshot_of_first_row(address, thread, rows)
-        head = Head(namespace_key, explicit_head, snapshot)
-        add_entry_and_evict_oldest(thread.heads, checkpoint_ns, head)
-        return thread, head, existing_key, is_cache_valid
 
-    def _decrypt_snapshot_of_first_row(
-        self, address: Address, thread: Thread, rows: list[Row]
-    ) -> Flow[Snapshot | None]:
-        """Decrypt the snapshot in the first row. Return None if there is no row."""
-        if not rows:
-            return None
-        snapshot = self.reader.decrypt_checkpoint_row(*address[:2], rows[0])
-        yield from self.reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
-        return snapshot
+def choose_head_and_detect_run_overlap(
+    put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
+) -> tuple[Head, bool]:
+    """Choose a namespace's head after a checkpoint is stored, and detect overlapping runs.
 
-    def make_checkpoint_head_if_exists(self, address: Address) -> Flow[bool]:
-        """Make a checkpoint the head. Return whether the checkpoint exists."""
-        packed_id = encode_id_for_storage(address.checkpoint_id)
-        rows = yield self.sql(
-            "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
-        )
-        for thread_key, _, _, namespace_key, *row in rows:
-            yield self.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace_key)
-            yield self.sql("mark_head_changed", thread_key)
-            if not address.checkpoint_ns:
-                yield from self.reader.update_thread_list_entry_from_head(
-                    address.thread_id, tuple(row)
-                )
-        return bool(rows)
+    Return the head, and a flag that is True if the new checkpoint shows that two runs overlap.
 
-    # -- pending writes
+    If the new checkpoint does not become the head, the function reports that two runs of the thread
+    overlap. This rule does not apply after a rewind or a rollback has set the head. In the root
+    namespace, the function also reports that two runs overlap if a new run receives input and
+    starts from a checkpoint that is not the head. A run that deliberately continues from an earlier
+    checkpoint does not count as overlapping.
 
-    def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> PlannedTransaction | None:
-        """Build the write plan for a task's pending writes from cached data.
-
-        Return None if the request must be planned from the database. The plan does not require the
-        row of the checkpoint, because pending writes may be stored before their checkpoint.
-        """
-        thread_id, checkpoint_ns, checkpoint_id = request.address
-        head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
-        namespace_key = (
-            head.namespace_key
-            if head is not None
-            else last_namespace[1]
-            if last_namespace[0] == checkpoint_ns
-            else 0
-        )
-        if not namespace_key:
-            return None
-        row_start = (
-            encode_id_for_storage(checkpoint_id),
-            encode_id_for_storage(request.task_id),
-            request.task_path,
-        )
-        body = encrypt_writes(
-            self.seal, (*request.address, request.task_id, request.task_path), request.encoded
-        )
-        key, newest_id = thread.newest_checkpoint or (0, "")
-        expected = thread.key, thread.generation, key, encode_id_for_storage(newest_id)
-        insert = self.sql("new_writes", namespace_key, *row_start, body, *expected)
-        snapshot = None if head is None else head.snapshot
-        if snapshot is None or snapshot.checkpoint_id != checkpoint_id:
-            request.may_fold = request.is_stopped or (
-                snapshot is not None and self._is_update(snapshot)
-            )
-            # A state update may have replaced the checkpoint as the head. Only the path that reads
-            # the thread can make the checkpoint the head again.
-            if request.may_fold:
-                return None
-        elif (request.is_stopped or snapshot.has_stopped_task) and request.task_id != NULL_TASK:
-            snapshot.has_stopped_task = True
-            insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
-        statements = [insert]
-        # To save time, storing the answer to an interrupt does not update the thread's
-        # last-activity time.
-        if request.task_id != NULL_TASK:
-            statements += self._build_last_activity_update_if_due(thread)
-        statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
-        cache_pending_writes(thread, request, request.encoded, body)
-        written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
-        return PlannedTransaction(
-            self.cache, self.own_writes, thread_id, thread, statements, written_row=written_row
-        )
-
-    def _is_update(self, snapshot: Snapshot) -> bool:
-        return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
-
-    def _build_last_activity_update_if_due(self, thread: Thread) -> list[Statement]:
-        """Build the statement that updates a thread's last-activity time, if it needs an update.
-
-        The last-activity time is updated only if it is more than `ACTIVITY_PRECISION_S` seconds
-        old, because updating the index on last-activity times is expensive.
-        """
-        now = time.time()
-        if now - thread.updated_at <= ACTIVITY_PRECISION_S:
-            return []
-        thread.updated_at = now
-        return [self.sql("touch_thread", now, thread.key)]
-
-    def _read_thread_and_store_task_writes(self, request: TaskWrites) -> Flow[PlannedTransaction]:
-        """Read a thread and store the writes of a task, in one transaction.
-
-        Writes that are already stored for the task are kept, and a new write with the same index is
-        ignored. However, a new write with a negative index, such as an error or an interrupt,
-        replaces the stored write with the same index.
-        """
-        thread_id, checkpoint_ns, checkpoint_id = request.address
-        state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
-        rows, is_cache_valid = yield from self.reader.read_rows_and_whether_cache_is_valid(
-            thread_id, state
-        )
-        newest_removal = (
-            rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
-        )
-        stale, has_interrupt = (
-            (yield from self._build_stale_put_if_removals_are_newer(request, newest_removal)),
-            request.has_interrupt,
-        )
-        # Allocate row keys before writing any row; see `allocate_row_keys`.
-        if not rows or rows[0][5] is None:
-            keys = yield from self.reader.allocate_row_keys(1 if rows else 2)
-        if rows:
-            key, _, generation, _, updated_at, namespace_key, *_ = rows[0]
-        else:
-            key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
-            row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
-            yield self.sql("new_thread", *row, self.removals.hash_thread_id(thread_id))
-        # When a namespace is created, mark the thread as changed. A concurrent put that would
-        # create the same namespace then fails, and is planned again.
-        if namespace_key is None:
-            namespace_key = keys.pop()
-            yield [
-                self.sql("new_namespace", namespace_key, key, checkpoint_ns),
-                self.sql("mark_head_changed", key),
-            ]
-        cached_thread = (
-            self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
-        )
-        thread = cached_thread or Thread(key, generation, newest_removal)
-        # Reset the cached thread's last-activity time to the stored value, because planning a
-        # transaction that later failed may have changed the cached value.
-        thread.updated_at = updated_at
-        writes = request.get_writes_without_outdated_references(
-            *self._get_thread_key_and_generation_if_cache_is_valid(
-                request, (key, generation), is_cache_valid
-            )
-        )
-        if stale is not None:
-            writes, has_interrupt = (
-                stale.remove_erased_messages_from_writes_and_check_if_task_waits(request)
-            )
-            yield from self.removals.add_texts_to_newest_record(
-                thread_id, stale.collect_unhashed_erased_texts_by_kind()
-            )
-        task_id, task_path = request.task_id, request.task_path
-        earlier_rows = yield self.sql(
-            "find_writes",
-            namespace_key,
-            encode_id_for_storage(checkpoint_id),
-            encode_id_for_storage(task_id),
-        )
-        if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
-            task_id, task_path = yield from avoid_task_id_clash_and_get_new_task_id_and_path(
-                self.reader, request, namespace_key, earlier_rows[0]
-            )
-            earlier_rows = []
-        row_start = encode_id_for_storage(checkpoint_id), encode_id_for_storage(task_id), task_path
-        if earlier_rows:
-            earlier_row = (*row_start[:2], *earlier_rows[0])
-            merged = {
-                write[0]: write
-                for write in decrypt_writes(self.seal, thread_id, checkpoint_ns, earlier_row)
-            }
-            for write in writes:
-                if write[0] < 0 or write[0] not in merged:  # special writes have a negative index
-                    merged[write[0]] = write
-            writes = [merged[index] for index in sorted(merged)]
-        body = encrypt_writes(self.seal, (*request.address, task_id, task_path), writes)
-        mark_waiting = [self.sql("mark_may_wait", key)] if has_interrupt else []
-        yield [
-            self.sql("put_writes", namespace_key, *row_start, body),
-            *self._build_last_activity_update_if_due(thread),
-            *mark_waiting,
-        ]
-        cache_pending_writes(thread, request, writes, body)
-        written_row = checkpoint_ns, checkpoint_id or "", task_id, (*row_start, body)
-        commit = PlannedTransaction(
-            self.cache,
-            self.own_writes,
-            thread_id,
-            thread,
-            [],
-            written_row=written_row,
-            remaining_keys=keys,
-        )
-        if request.may_fold and rows and rows[0][7] is not None:
-            commit.replaces_checkpoint = yield from try_making_run_checkpoint_head_again(
-                self.reader, request, thread, rows[0][5:8]
-            )
-        return commit
+    Args:
+        put: The request to store the new checkpoint.
+        head: The head before the new checkpoint is stored.
+        snapshot: The new checkpoint.
+        put_seq: The sequence number of the new checkpoint.
+    """
+    former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
+    if put.merge is not None and put.merge.keeps_head is not None:
+        kept_head = put.merge.keeps_head
+        return Head(head.namespace_key, kept_head.key & _SEQ_MASK, kept_head), True
+    if former is None or snapshot.parent_id == former.checkpoint_id:
+        return new_head, False
+    if snapshot.run_start == put_seq:
+        is_root_input = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
+        return new_head, is_root_input and not put.continues_chosen_checkpoint
+    if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):
+        return new_head, False
+    return Head(
+        head.namespace_key, head.explicit_head or former.key & _SEQ_MASK, former
+    ), not head.explicit_head

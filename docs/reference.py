@@ -115,7 +115,7 @@ def _source(value: Any) -> Any:
 
 
 def _fields(cls: Any) -> Iterator[str]:
-    """Return the fields that a data class, named tuple or TypedDict declares."""
+    """Return the fields that a dataclass, named tuple or TypedDict declares."""
     for node in _source(cls).body:
         if isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):
             default = f" = {ast.unparse(node.value)}" if node.value else ""
@@ -123,7 +123,7 @@ def _fields(cls: Any) -> Iterator[str]:
 
 
 def _notes(bases: list[Any]) -> str:
-    """Return the comments beside the fields of data classes."""
+    """Return the comments beside the fields of dataclasses."""
     sources = (inspect.getsource(base) for base in reversed(bases) if is_dataclass(base))
     notes = [pair for source in sources for pair in _NOTE.findall(source)]
     listed = "\n".join(f"- `{name}`: {note[0].upper()}{note[1:]}." for name, note in notes)

@@ -20,20 +20,20 @@ from langgraph.types import Command
 from perdure.effects import Effect, build_async_function, build_blocking_function, call_method
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory.context import UseMemories, use_memories
-from perdure.memory.extraction import remember_turns
-from perdure.memory.gate import Gate
-from perdure.memory.instructions import UseInstructions
+from perdure.memory.long_term.extraction import remember_turns
+from perdure.memory.long_term.gate import Gate
+from perdure.memory.long_term.instructions import UseInstructions
+from perdure.memory.long_term.recall import NAMESPACE
+from perdure.memory.long_term.tools import manage_memory, search_memory
 from perdure.memory.model_call import bind_tools, load_chat_model
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import check_instance
-from perdure.memory.recall import NAMESPACE
-from perdure.memory.reducers import ChatState
-from perdure.memory.summary import Summarize, SummaryState
-from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.short_term.reducers import ChatState
+from perdure.memory.short_term.summary import Summarize, SummaryState
 
 Part = MessagesNode | Learner
-# Node names of parts, by class name. The node of any other part is named after its class, in lower
-# case.
+# Node names of memory components, by class name. For a class that is not listed, the node name is
+# the class name in lower case.
 _NODE_NAMES: Final = {
     "RememberTurns": "remember",
     "UpdateInstructions": "reflect",
@@ -69,8 +69,12 @@ def chat_graph(
         store: The store that keeps memories and instructions.
     """
     for part in check_instance("memory", memory, (list, tuple), "a list of parts"):
-        expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
-        check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
+        check_instance(
+            "a part of the memory",
+            part,
+            (MessagesNode, Learner),
+            "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()",
+        )
     selecting_parts = [part for part in memory if isinstance(part, MessagesNode)]
     select_messages = view(*selecting_parts).with_tools(tools) if selecting_parts else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]
@@ -114,21 +118,23 @@ def chat_graph(
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
         if summaries:
-            after_tools = partial(_choose_step_after_tools, steps, nodes)
-            builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
+            builder.add_conditional_edges(
+                "tools", partial(_choose_step_after_tools, steps, nodes), [*steps, "respond"]
+            )
         else:
             builder.add_edge("tools", "respond")
-    # If a summary is due after tools have run, the graph runs the steps and then calls the model
-    # again.
+    # If a summary is due after tools have run, the graph first runs the nodes in `steps`, which
+    # update the memory, and then calls the model again.
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):
         builder.add_node(name, _disable_message_streaming(part))
         later_steps = steps[number:]
-        choose_step = partial(
-            _choose_next_due_step, later_steps, nodes, may_return_to_respond=may_return
+        builder.add_conditional_edges(
+            name,
+            partial(_choose_next_due_step, later_steps, nodes, may_return_to_respond=may_return),
+            [*later_steps, *end_nodes],
         )
-        builder.add_conditional_edges(name, choose_step, [*later_steps, *end_nodes])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
@@ -173,9 +179,9 @@ def memory_agent(
 
 
 def _assign_node_names(parts: Sequence[Part]) -> dict[str, Part]:
-    """Assign a unique node name to each memory part of a chat graph.
+    """Assign a unique node name to each memory component of a chat graph.
 
-    Return the parts by node name.
+    Return the components by node name.
     """
     parts_by_name: dict[str, Part] = {}
     for part in parts:
@@ -187,8 +193,9 @@ def _assign_node_names(parts: Sequence[Part]) -> dict[str, Part]:
 def _disable_message_streaming(part: Part) -> Runnable[Any, Any]:
     """Wrap a part of a chat graph so that the messages it writes are not streamed.
 
-    The node returns its update as a list of pairs instead of a dict, because LangGraph's
-    `stream_mode="messages"` streams messages only from dicts.
+    The node returns its update as a list of pairs instead of a dict. LangGraph's
+    `stream_mode="messages"` does not find messages in such pairs, and therefore does not stream the
+    messages.
     """
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
@@ -203,10 +210,10 @@ def _choose_next_due_step(
 ) -> str:
     """Return the name of the next node.
 
-    The next node is the first element of `steps` that is not skipped. A summary node is skipped if
-    no summary is due, because every node that runs adds a checkpoint. If no step remains, the next
-    node is END. With `may_return_to_respond=True`, the next node is `respond` instead of END if the
-    model has not yet responded to the latest tool results.
+    The next node is the first node in `steps` that is not skipped. A summary node is skipped if no
+    summary is due, because every node that runs adds a checkpoint. If `steps` is empty or all nodes
+    in `steps` are skipped, the next node is END. With `may_return_to_respond=True`, the next node
+    is `respond` instead of END if the model has not yet responded to the latest tool results.
     """
     due_steps = (
         step
@@ -222,11 +229,10 @@ def _choose_next_due_step(
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node that runs after the node `tools`.
 
-    If a summary is due, the next node is the first of `steps` that is not skipped. Otherwise, the
-    next node is `respond`.
+    If a summary is due, the next node is the first node in `steps` that is not skipped. The nodes
+    in `steps` update the memory. If no summary is due, the next node is `respond`.
     """
-    summaries = (part for part in nodes.values() if isinstance(part, Summarize))
-    is_due = any(summary.is_due(state) for summary in summaries)
+    is_due = any(part.is_due(state) for part in nodes.values() if isinstance(part, Summarize))
     return _choose_next_due_step(steps, nodes, state) if is_due else "respond"
 
 

@@ -17,10 +17,10 @@ from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.context import use_memories
-from perdure.memory.extraction import remember_turns
-from perdure.memory.recall import NAMESPACE
-from perdure.memory.summary import summarize
-from perdure.memory.trim import trim
+from perdure.memory.long_term.extraction import remember_turns
+from perdure.memory.long_term.recall import NAMESPACE
+from perdure.memory.short_term.summary import summarize
+from perdure.memory.short_term.trim import trim
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
@@ -51,11 +51,13 @@ def build_memory_chat(
     model = build_configured_model(chosen_settings)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
-        options: Any = {
-            "trigger": ("tokens", MAX_TOKENS * 3 // 4),
-            "keep": ("tokens", MAX_TOKENS // 4),
-        }
-        parts.append(summarize(model, **options))
+        parts.append(
+            summarize(
+                model,
+                trigger=("tokens", MAX_TOKENS * 3 // 4),
+                keep=("tokens", MAX_TOKENS // 4),
+            )
+        )
     parts += [trim(max_tokens=MAX_TOKENS), remember_turns(namespace=namespace)]
     return chat_graph(model, memory=parts)
 
@@ -64,8 +66,11 @@ def build_memory_agent(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the `agent` graph with the model configured in `chosen_settings`."""
-    model = build_configured_model(chosen_settings)
-    return memory_agent(model, memory=[trim(max_tokens=MAX_TOKENS)], namespace=namespace)
+    return memory_agent(
+        build_configured_model(chosen_settings),
+        memory=[trim(max_tokens=MAX_TOKENS)],
+        namespace=namespace,
+    )
 
 
 @asynccontextmanager
@@ -91,9 +96,8 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
     from langchain_openai import ChatOpenAI  # the import takes seconds
 
     # Accept the prefix "openai:", because model names for `load_chat_model` can contain it.
-    model_name = chosen_settings.model.removeprefix("openai:")
     return ChatOpenAI(
-        model=model_name,
+        model=chosen_settings.model.removeprefix("openai:"),
         base_url=chosen_settings.base_url,
         api_key=chosen_settings.api_key or "none",  # type: ignore[arg-type]
     )
@@ -113,9 +117,10 @@ def _choose_memory_namespace(config: RunnableConfig) -> tuple[str, ...]:
     If the run has no user, the namespace contains the user from the settings.
     """
     configurable = config.get("configurable", {})
-    # Return the default template if the config identifies a user or disables memory. LangGraph's
-    # server sets `user_id` to "" if a run has no user. Perdure's server sets `WITHOUT_MEMORY_KEY`
-    # to disable memory for a run.
+    # Return the default template if the run has a user, or if memory is disabled for the run. A
+    # missing or empty `user_id` means that the run has no user. LangGraph's server, for example,
+    # sets `user_id` to "" for a run without a user. Perdure's server disables memory for a run by
+    # setting `WITHOUT_MEMORY_KEY`.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

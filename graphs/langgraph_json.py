@@ -18,13 +18,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
+from perdure.run_tables.thread_list import TimeToLive
 
 # Maximum TTL in minutes (100 years).
-_MAX_TTL: Final = 100 * 366 * 24 * 60
-_Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
-# Keys that have no effect and are deliberately not reported as ignored.
+MAX_TTL_MINUTES: Final = 100 * 366 * 24 * 60
+_Minutes = Annotated[float, Field(gt=0, le=MAX_TTL_MINUTES)]
+# Keys in `langgraph.json` that are ignored without being reported.
 _UNREPORTED_KEYS: Final = frozenset({"$schema"})
 _CORS_REASON: Final = (
     "every site that matches could read and change all memories of a user who visits the site. "
@@ -33,12 +33,15 @@ _CORS_REASON: Final = (
 
 
 class _ConfigSection(BaseModel):
-    """A section of `langgraph.json`. JSON keys that are not declared as fields are ignored."""
+    """A section of `langgraph.json`. Keys that the class does not declare as fields are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
     def iter_names_of_ignored_keys(self, key_prefix: str = "") -> Iterator[str]:
-        """Yield the dotted names of the unknown keys in this section and its subsections."""
+        """Yield the dotted names of the unknown keys in this section and its subsections.
+
+        The keys in `_UNREPORTED_KEYS`, such as `$schema`, are left out.
+        """
         yield from (
             f"{key_prefix}{name}" for name in self.model_extra or {} if name not in _UNREPORTED_KEYS
         )
@@ -123,10 +126,12 @@ class LanggraphFile:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file. No module is imported.
+        """Read a `langgraph.json` file and check its sections. No module is imported.
 
         Raises:
-            ConfigurationError: The file cannot be read, or a section is invalid or not allowed.
+            ConfigurationError: The file cannot be read, has no object `graphs`, or has an invalid
+                section. Also raised if its `http.cors` section has settings that perdure does not
+                allow.
         """
         file = Path(path).resolve()
         expected = 'expected a langgraph.json with "graphs": {"name": "./file.py:graph"}'
@@ -171,10 +176,12 @@ class LanggraphFile:
     def import_graphs(self) -> dict[str, Any]:
         """Import the graphs, and return them by name.
 
-        A graph can also be given as a function that returns a graph.
+        Instead of a graph, the file may name a function that returns a graph. The function is
+        returned without being called.
 
         Raises:
-            ConfigurationError: A graph cannot be imported, or an object is not a graph.
+            ConfigurationError: An object cannot be imported, or it is neither a graph nor a
+                function that could return one.
         """
         self._set_environment()
         graphs = dict[str, Any]()
@@ -192,7 +199,7 @@ class LanggraphFile:
         return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
-        """Return the checkpointer's options `types` and `aliases` from the section `perdure`.
+        """Return the checkpointer options `types` and `aliases` from the file's section `perdure`.
 
         Raises:
             ConfigurationError: The section has other keys, or an object that it names cannot be
@@ -228,7 +235,8 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            # A value without ".py:" consists of a provider and a model name, such as
+            # The value of `store.index.embed` is either the location of an object in a Python file,
+            # which contains ".py:", or a provider and a model name, such as
             # "openai:text-embedding-3-small".
             if ".py:" in index["embed"]:
                 index["embed"] = import_object(
@@ -240,7 +248,7 @@ class LanggraphFile:
     def import_app(self) -> Any:
         """Import the user's own web application, which is configured as `http.app`.
 
-        Return None if no application is configured.
+        Return None if `langgraph.json` does not set `http.app`.
 
         Raises:
             ConfigurationError: The application cannot be imported.
@@ -260,7 +268,7 @@ class LanggraphFile:
         folder = self.path.parent
         for dependency in [".", *self._sections.dependencies]:
             folder_path = str((folder / dependency).resolve())
-            if dependency.startswith(".") and folder_path not in sys.path:  # else a package
+            if dependency.startswith(".") and folder_path not in sys.path:  # others are packages
                 sys.path.insert(0, folder_path)
         os.environ.update(_read_environment_variables(self._sections.env, folder))
 
@@ -303,8 +311,9 @@ def _build_import_error(description: str, location: str, reason: str) -> Configu
 def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
     """Check that an object is a graph, or a callable that could return a graph.
 
-    A graph may be compiled or not. An asynchronous context manager, which may yield a graph, also
-    counts as a graph.
+    A graph may be compiled or not. An asynchronous context manager also counts as a graph, because
+    entering the context manager may return a graph. A class is callable too, but is rejected unless
+    it has the method `__aenter__`.
 
     Raises:
         ConfigurationError: The object is not a graph and cannot return a graph.
@@ -321,7 +330,12 @@ def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file as a module, using a longer name if its own name is already taken."""
+    """Import a file as a module, or return the module if the file is already imported.
+
+    The module's name is the file's name without `.py`. If another module already has this name, the
+    suffix `_graph` is added until the name is free. Only modules with these names are checked, so a
+    file that was imported as part of a package is imported a second time.
+    """
     name = file.stem
     while (imported_module := sys.modules.get(name)) is not None:
         if getattr(imported_module, "__file__", None) == str(file):
@@ -372,7 +386,7 @@ def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path
         lines = (folder / variables).read_text().splitlines()
     except OSError as exc:
         raise ConfigurationError(
-            f'"env" is {variables!r}, but this file cannot be read ({exc})'
+            f'cannot read the file {variables!r}, which is set as "env": {exc}'
         ) from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,8 +1,11 @@
 """Interpret interrupts that ask a person a question, and build the answers that resume the runs.
 
-LangChain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. Each interrupt
-raised by this middleware asks about a single tool call or about all tool calls of a message.
-Interrupts that the middleware did not raise are answered with text or JSON.
+LangChain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. The option
+`interrupt_on` of the human-in-the-loop middleware selects the tools whose calls need a person's
+approval. Calls of all other tools run without approval. The option `interrupt_mode` of the
+human-in-the-loop middleware decides whether each tool call that needs approval gets its own
+interrupt, or whether one interrupt covers all such tool calls in a message. Interrupts that the
+middleware did not raise are answered with text or JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class _AllowedDecisions(BaseModel):
 
 
 class _BatchReview(BaseModel):
-    """A request for human review of all tool calls in a message."""
+    """Asks a person to review an AI message's tool calls.
+
+    One interrupt contains all tool calls of the AI message that need approval.
+    """
 
     action_requests: list[ToolReview]
     review_configs: list[_AllowedDecisions]
@@ -65,9 +71,9 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
                 for call in batch.action_requests
             ]
         response_schema = question.get("response_schema")
-        # The JSON schema of a response contains each allowed decision as a `const` value.
         if not isinstance(response_schema, str):
             response_schema = json.dumps(response_schema, separators=(",", ":"), default=str)
+        # The JSON schema of a response contains each allowed decision as a `const` value.
         allowed_decisions = [
             decision for decision in DECISIONS if f'"const":"{decision}"' in response_schema
         ]
@@ -91,7 +97,7 @@ def build_review_answer(question: Mapping[str, Any], decisions: Sequence[dict[st
 def build_review_decision(
     call: ToolReview, call_number: int, kind: Any, *, args: Any = None, message: str = ""
 ) -> dict[str, Any]:
-    """Build the decision about a call.
+    """Build the decision for a call.
 
     Args:
         call: The call.
@@ -106,7 +112,7 @@ def build_review_decision(
     call_name = f"tool call {call_number} ({call.name!r})"
     if kind not in call.allowed:
         raise ConfigurationError(
-            f"the decision about {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"
+            f"the decision for {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"
         )
     if kind == "edit":
         if not isinstance(args, dict):
@@ -126,9 +132,9 @@ def parse_json(text: str, description: str) -> Any:
         description: The name of the text in the error message.
 
     Raises:
-        ConfigurationError: The text is not JSON.
+        ConfigurationError: The text is not valid JSON.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ConfigurationError(f"{description} {text!r:.80} is not JSON: {exc}") from exc
+        raise ConfigurationError(f"{description} {text!r:.80} is not valid JSON: {exc}") from exc

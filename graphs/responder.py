@@ -11,13 +11,15 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from perdure.memory.message_forms import shorten_line
 from perdure.memory.thread_messages import REMEMBER
-from perdure.stores.text import STOP_WORDS
+from perdure.stores.search.text import STOP_WORDS
 
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-# Maximum number of thread messages, and maximum number of memories, quoted in an answer.
+# Maximum number of thread messages quoted in an answer. An answer also quotes at most this many
+# memories.
 _MAX_QUOTES = 2
 
 
@@ -29,7 +31,8 @@ class QuotingResponder(BaseChatModel):
         return "perdure-quoting-responder"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        # This response must not be stored as a memory, because it repeats existing memories.
+        # The responder's answer must not be stored as a memory, because it repeats existing
+        # memories.
         message = AIMessage(
             _build_answer_from_quotations(messages) + NOTICE, response_metadata={REMEMBER: False}
         )
@@ -60,7 +63,7 @@ def _quote_messages_sharing_words(
 ) -> list[str]:
     """Quote the thread messages that share the most words with the question.
 
-    Earlier responses of this model are not quoted. They are recognised by `NOTICE`.
+    Messages that contain `NOTICE` are not quoted, because they are earlier answers of this model.
     """
     shared_counts = [
         len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)
@@ -72,7 +75,7 @@ def _quote_messages_sharing_words(
     quoted_messages = [thread_messages[i] for i in sorted(i for score, i in best_matches if score)]
     speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted_messages]
     return [
-        f"- {speaker} said: “{_shorten(m.text)}”"
+        f"- {speaker} said: “{shorten_line(m.text)}”"
         for speaker, m in zip(speakers, quoted_messages, strict=True)
     ]
 
@@ -93,14 +96,9 @@ def _quote_memories_sharing_words(
         if question_words & _extract_words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             origin = ", ".join(filter(None, [thread, memory.get("on")]))
-            quotes.append(f"- {origin}: “{_shorten(text)}”")
+            quotes.append(f"- {origin}: “{shorten_line(text)}”")
     return quotes[:_MAX_QUOTES]
 
 
 def _extract_words(text: str) -> set[str]:
     return {word for word in _WORD_PATTERN.findall(text.casefold()) if word not in STOP_WORDS}
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else line[:199] + "…"

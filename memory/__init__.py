@@ -1,7 +1,7 @@
 """Memory for agents: trimming and summaries within a conversation, memories across conversations.
 
-Public names are imported lazily, on first use. A program that imports only `trim` from this package
-loads neither a store nor a queue.
+Public names are imported lazily, on first use. Importing only `trim` from this package does not
+import the modules for stores and for the job queue.
 """
 
 import sys
@@ -12,81 +12,83 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.checkpointers.records import VIEWS_NAMESPACE as VIEWS_NAMESPACE
-    from perdure.memory.background import Background as Background
-    from perdure.memory.collection import Collection as Collection
-    from perdure.memory.collection import Quarantine as Quarantine
-    from perdure.memory.collection import aforget as aforget
-    from perdure.memory.collection import amemories as amemories
-    from perdure.memory.collection import aremember as aremember
-    from perdure.memory.collection import forget as forget
-    from perdure.memory.collection import memories as memories
-    from perdure.memory.collection import remember as remember
     from perdure.memory.context import assemble as assemble
     from perdure.memory.context import use_memories as use_memories
-    from perdure.memory.extraction import Extraction as Extraction
-    from perdure.memory.extraction import remember_turns as remember_turns
-    from perdure.memory.gate import Gate as Gate
-    from perdure.memory.instructions import Instructions as Instructions
-    from perdure.memory.instructions import update_instructions as update_instructions
-    from perdure.memory.instructions import use_instructions as use_instructions
+    from perdure.memory.long_term.background import Background as Background
+    from perdure.memory.long_term.collection import Collection as Collection
+    from perdure.memory.long_term.collection import Quarantine as Quarantine
+    from perdure.memory.long_term.collection import aforget as aforget
+    from perdure.memory.long_term.collection import amemories as amemories
+    from perdure.memory.long_term.collection import aremember as aremember
+    from perdure.memory.long_term.collection import forget as forget
+    from perdure.memory.long_term.collection import memories as memories
+    from perdure.memory.long_term.collection import remember as remember
+    from perdure.memory.long_term.extraction import Extraction as Extraction
+    from perdure.memory.long_term.extraction import remember_turns as remember_turns
+    from perdure.memory.long_term.gate import Gate as Gate
+    from perdure.memory.long_term.instructions import Instructions as Instructions
+    from perdure.memory.long_term.instructions import update_instructions as update_instructions
+    from perdure.memory.long_term.instructions import use_instructions as use_instructions
+    from perdure.memory.long_term.model_extractor import ModelExtractor as ModelExtractor
+    from perdure.memory.long_term.profile import Profile as Profile
+    from perdure.memory.long_term.recall import arecall as arecall
+    from perdure.memory.long_term.recall import recall as recall
+    from perdure.memory.long_term.records import Memory as Memory
+    from perdure.memory.long_term.tools import manage_memory as manage_memory
+    from perdure.memory.long_term.tools import quote_memories as quote_memories
+    from perdure.memory.long_term.tools import search_memory as search_memory
+    from perdure.memory.long_term.update_profile import update_profile as update_profile
     from perdure.memory.middleware import MemoryMiddleware as MemoryMiddleware
-    from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
     from perdure.memory.nodes import view as view
-    from perdure.memory.profile import Profile as Profile
     from perdure.memory.read_tool_output import read_tool_output as read_tool_output
-    from perdure.memory.recall import arecall as arecall
-    from perdure.memory.recall import recall as recall
-    from perdure.memory.records import Memory as Memory
-    from perdure.memory.reducers import ChatState as ChatState
-    from perdure.memory.reducers import Keep as Keep
-    from perdure.memory.reducers import append_new as append_new
-    from perdure.memory.reducers import messages as messages
-    from perdure.memory.summary import SummaryState as SummaryState
-    from perdure.memory.summary import summarize as summarize
+    from perdure.memory.short_term.reducers import ChatState as ChatState
+    from perdure.memory.short_term.reducers import Keep as Keep
+    from perdure.memory.short_term.reducers import append_new as append_new
+    from perdure.memory.short_term.reducers import messages as messages
+    from perdure.memory.short_term.summary import SummaryState as SummaryState
+    from perdure.memory.short_term.summary import summarize as summarize
+    from perdure.memory.short_term.tokens import token_counter as token_counter
+    from perdure.memory.short_term.tool_outputs import aexpand as aexpand
+    from perdure.memory.short_term.tool_outputs import clear_tool_outputs as clear_tool_outputs
+    from perdure.memory.short_term.tool_outputs import expand as expand
+    from perdure.memory.short_term.trim import trim as trim
+    from perdure.memory.short_term.views import ModelView as ModelView
+    from perdure.memory.short_term.views import aviews as aviews
+    from perdure.memory.short_term.views import record_views as record_views
+    from perdure.memory.short_term.views import views as views
     from perdure.memory.thread_search import asearch_threads as asearch_threads
     from perdure.memory.thread_search import search_threads as search_threads
-    from perdure.memory.tokens import token_counter as token_counter
-    from perdure.memory.tool_outputs import aexpand as aexpand
-    from perdure.memory.tool_outputs import clear_tool_outputs as clear_tool_outputs
-    from perdure.memory.tool_outputs import expand as expand
-    from perdure.memory.tools import manage_memory as manage_memory
-    from perdure.memory.tools import quote_memories as quote_memories
-    from perdure.memory.tools import search_memory as search_memory
-    from perdure.memory.trim import trim as trim
-    from perdure.memory.update_profile import update_profile as update_profile
-    from perdure.memory.views import ModelView as ModelView
-    from perdure.memory.views import aviews as aviews
-    from perdure.memory.views import record_views as record_views
-    from perdure.memory.views import views as views
 
 _MODULES = {
-    "background": "Background",
-    "collection": "Collection Quarantine aforget amemories aremember forget memories remember",
+    "long_term.background": "Background",
+    "long_term.collection": (
+        "Collection Quarantine aforget amemories aremember forget memories remember"
+    ),
     "context": "assemble use_memories",
-    "extraction": "Extraction remember_turns",
-    "gate": "Gate",
-    "instructions": "Instructions update_instructions use_instructions",
+    "long_term.extraction": "Extraction remember_turns",
+    "long_term.gate": "Gate",
+    "long_term.instructions": "Instructions update_instructions use_instructions",
     "middleware": "MemoryMiddleware",
-    "model_extractor": "ModelExtractor",
+    "long_term.model_extractor": "ModelExtractor",
     "nodes": "view",
-    "profile": "Profile",
+    "long_term.profile": "Profile",
     "read_tool_output": "read_tool_output",
-    "recall": "arecall recall",
-    "records": "Memory",
-    "reducers": "ChatState Keep append_new messages",
-    "summary": "SummaryState summarize",
+    "long_term.recall": "arecall recall",
+    "long_term.records": "Memory",
+    "short_term.reducers": "ChatState Keep append_new messages",
+    "short_term.summary": "SummaryState summarize",
     "thread_search": "asearch_threads search_threads",
-    "tokens": "token_counter",
-    "tool_outputs": "aexpand clear_tool_outputs expand",
-    "tools": "manage_memory quote_memories search_memory",
-    "trim": "trim",
-    "update_profile": "update_profile",
-    "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
+    "short_term.tokens": "token_counter",
+    "short_term.tool_outputs": "aexpand clear_tool_outputs expand",
+    "long_term.tools": "manage_memory quote_memories search_memory",
+    "short_term.trim": "trim",
+    "long_term.update_profile": "update_profile",
+    "short_term.views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 # Maps each module with an optional dependency to the package that it requires. If the package is
 # not installed, the module's names are left out of `__all__`.
-_REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}
+_REQUIRED_PACKAGES = {"long_term.background": "dbos", "middleware": "langchain"}
 _UNAVAILABLE = {
     module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None
 }
@@ -96,8 +98,8 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 class _Package(ModuleType):
     """The class of the `perdure.memory` module object, which imports public names lazily.
 
-    It also ensures that `perdure.memory.recall` is always the function `recall`, not the submodule
-    with the same name.
+    This class also ensures that `perdure.memory.recall` is always the function `recall`, not the
+    submodule with the same name.
     """
 
     def __getattr__(self, name: str) -> Any:

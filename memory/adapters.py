@@ -1,8 +1,8 @@
-"""Chat memories that follow the naming and rules of LangChain, LangChain4j and Spring AI.
+"""Chat memory classes that follow the conventions of LangChain, LangChain4j and Spring AI.
 
-Evicted messages are those that no longer fit into the window of a memory. If a perdure checkpointer
-stores the messages, its method `history()` still returns evicted messages until the memory is
-cleared.
+A chat memory keeps a limited window of messages for the model. Messages that no longer fit into the
+window are called evicted messages. If a perdure checkpointer stores the messages, its method
+`history()` still returns evicted messages until the memory is cleared.
 
 The rules are documented by LangChain4j (https://docs.langchain4j.dev/tutorials/chat-memory) and by
 Spring AI (https://docs.spring.io/spring-ai/reference/api/chat-memory.html).
@@ -45,12 +45,13 @@ from perdure.memory.chat_history import (
     convert_messages_to_form_providers_accept,
 )
 from perdure.memory.conversation import Messages, get_role, has_visible_content, iter_turn_ranges
-from perdure.memory.exchanges import iter_turns
+from perdure.memory.long_term.records import StoreAdapter
+from perdure.memory.namespace_templates import Template
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
-from perdure.memory.records import StoreAdapter
-from perdure.memory.run_config import Template, read_run_user
-from perdure.memory.tokens import Countable, count_tokens, token_counter
+from perdure.memory.run_config import read_run_user
+from perdure.memory.short_term.tokens import Countable, count_tokens, token_counter
+from perdure.memory.tool_call_matching import iter_turns
 from perdure.stores.base import Provenance, PutItem
 from perdure.stores.values import to_prompt_json
 
@@ -89,9 +90,9 @@ class ChatMemoryStore(Protocol):
 
     A store returns the messages of a chat memory in order, from the oldest to the newest.
 
-    A store may also provide `change_messages(memory_id, change)`. `change_messages` atomically
-    replaces the messages with `change(messages)`, so no message is lost if two processes add
-    messages concurrently.
+    Stores may have an optional method `change_messages(memory_id, change)`. `change_messages`
+    atomically replaces the messages with `change(messages)`, so no message is lost if two processes
+    add messages concurrently.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
@@ -146,7 +147,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
         self._lock = Lock()
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """Return all messages of a memory, oldest first."""
+        """Return all messages of a chat memory, oldest first."""
         return list(self._messages.get(memory_id, ()))
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
@@ -176,14 +177,14 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         self.checkpointer, self.keep_history = checkpointer, keep_history
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """Return all messages of a memory, oldest first."""
+        """Return all messages of a chat memory, oldest first."""
         return self._open_thread(memory_id).messages
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
         """Replace a chat memory's messages with the result of `change(messages)`.
 
-        This is atomic with perdure's checkpointers. Other checkpointers cannot lock a thread, so
-        the last of two concurrent writes wins.
+        The messages are replaced atomically if the thread is stored by a perdure checkpointer.
+        Other checkpointers cannot lock a thread, so the last of two concurrent writes wins.
         """
         self._open_thread(memory_id).replace_messages(change)
 
@@ -197,8 +198,9 @@ class CheckpointerChatMemoryStore(_StoredMessages):
     def _open_thread(self, memory_id: Any) -> ThreadMessageHistory:
         # `check_thread_id` rejects None, because `ThreadMessageHistory` would create a new thread
         # if the id were None.
-        thread_id = check_thread_id(memory_id)
-        return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
+        return ThreadMessageHistory(
+            self.checkpointer, check_thread_id(memory_id), keep_history=self.keep_history
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -217,10 +219,12 @@ class WindowChatMemory(ABC):
     always_keep_system_message_first: bool = False
 
     def __post_init__(self) -> None:
-        expected = (
-            "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(checkpointer)"
+        check_instance(
+            "store",
+            self.store,
+            ChatMemoryStore,
+            "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(checkpointer)",
         )
-        check_instance("store", self.store, ChatMemoryStore, expected)
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
@@ -229,8 +233,8 @@ class WindowChatMemory(ABC):
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Append one or several messages.
 
-        Old messages are evicted if the memory's window is full. Evicted messages are also removed
-        from the store.
+        Old messages are evicted if the memory's window is full. Evicted messages are deleted from
+        the chat memory's store.
         """
         change = partial(self.append_and_evict_messages, new_messages=_to_message_list(messages))
         if (atomic := getattr(self.store, "change_messages", None)) is not None:
@@ -376,11 +380,12 @@ class MessageChatMemory:
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
-        expected = (
-            "a repository; for a checkpointer, CheckpointerChatMemoryRepository(checkpointer)"
+        self.repository = check_instance(
+            "repository",
+            InMemoryChatMemoryRepository() if repository is None else repository,
+            ChatMemoryRepository,
+            "a repository; for a checkpointer, CheckpointerChatMemoryRepository(checkpointer)",
         )
-        repository = InMemoryChatMemoryRepository() if repository is None else repository
-        self.repository = check_instance("repository", repository, ChatMemoryRepository, expected)
         self.max_size = check_whole_number("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
@@ -406,9 +411,10 @@ class MessageChatMemory:
         The system message counts towards `last_n`.
         """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
-        stored = self._load_messages_oldest_first(conversation_id)
         window = convert_messages_to_form_providers_accept(
-            MessageWindowChatMemory(size).append_and_evict_messages((), stored)
+            MessageWindowChatMemory(size).append_and_evict_messages(
+                (), self._load_messages_oldest_first(conversation_id)
+            )
         )
         if size == ALL:
             return window
@@ -423,9 +429,13 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To determine the order, call the repository's `load` method twice: once for
-        all messages, and once for one message fewer. The second call leaves out the oldest message,
-        so a comparison of the two results shows whether the oldest message comes first or last.
+        message first. This method calls the repository's `load` method twice to determine in which
+        order the repository returns messages. The second call asks for one message fewer than the
+        first call returned, so the repository leaves out the oldest message. The last message of
+        the first call's result may be missing from the second call's result. In this case, the
+        first call returned the messages newest first, so the last message that it returned is the
+        oldest message. The method then reverses the order of the messages that the first call
+        returned.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -514,14 +524,13 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         def remember_answer(answer: Any) -> None:
             self.remember(id, [*new_messages, _convert_answer_to_message(answer)], author)
 
-        async def aremember_answer(answer: Any) -> None:
-            await asyncio.to_thread(remember_answer, answer)
-
         show_messages: Runnable[Any, Any] = RunnableLambda(lambda _: model_messages)
         return (
             show_messages
             | self.model.bind(**kwargs)
-            | RunnablePassthrough(remember_answer, aremember_answer)
+            | RunnablePassthrough(
+                remember_answer, lambda answer: asyncio.to_thread(remember_answer, answer)
+            )
         )
 
     def _order_messages_for_provider(
@@ -535,8 +544,9 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is itself an advisor, do not reorder the messages here, because the inner
-        # advisor may still add messages with tool calls.
+        # If `self.model` is another `ChatMemoryAdvisor`, keep all messages, including tool results
+        # without a matching tool call. The other advisor may insert the earlier messages that
+        # contain the matching tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
@@ -556,21 +566,25 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def __init__(self, model: Runnable[Any, Any], memory: Any) -> None:
         super().__init__(model)
         has_both = all(callable(getattr(memory, name, None)) for name in ("add", "get"))
-        expected = "a MessageChatMemory or a MessageWindowChatMemory"
-        kind = object if has_both else WindowChatMemory
-        self.memory = check_instance("memory", memory, kind, expected)
+        self.memory = check_instance(
+            "memory",
+            memory,
+            object if has_both else WindowChatMemory,
+            "a MessageChatMemory or a MessageWindowChatMemory",
+        )
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """Return the messages to send to the model for a request.
 
         The returned list starts with a single system message that combines the texts of all system
-        messages. After the system message, the list contains the remembered conversation and then
-        the messages of the request.
+        messages. In the returned list, the system message is followed by the remembered
+        conversation and then by the messages of the request.
         """
-        if isinstance(self.memory, WindowChatMemory):
-            remembered = replace(self.memory, id=conversation_id).messages()
-        else:
-            remembered = self.memory.get(conversation_id, ALL)
+        remembered = (
+            replace(self.memory, id=conversation_id).messages()
+            if isinstance(self.memory, WindowChatMemory)
+            else self.memory.get(conversation_id, ALL)
+        )
         return self._order_messages_for_provider(
             _join_system_texts(*request, *remembered), [*remembered, *request]
         )
@@ -607,10 +621,11 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # with these options, a perdure store ranks items by cosine similarity only
-        cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
-        self._options = cosine if adapter.versioned else {}
+        # search options that make a perdure store rank items by cosine similarity only
+        self._options: dict[str, Any] = (
+            {"mode": "semantic", "context": False} if adapter.versioned else {}
+        )
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """Return the messages to send to the model for a request.
@@ -618,15 +633,23 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         The system message quotes stored messages that are similar to the last human message.
         """
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
-        options = {"query": question, "limit": self.top_k, **self._options}
-        namespace = (_NAMESPACE, conversation_id)
-        items = self.store.search(namespace, **options) if question.strip() else []
+        items = (
+            self.store.search(
+                (_NAMESPACE, conversation_id), query=question, limit=self.top_k, **self._options
+            )
+            if question.strip()
+            else []
+        )
         if any(item.score is None for item in items):
             raise ConfigurationError(
-                "the store has no index, so it cannot find similar messages; open it with an index"
+                "the store has no index, so it cannot find similar messages; open the store with "
+                "index="
             )
-        similar = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
-        lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in similar]
+        lines = [
+            f"{_ROLES[item.value['kind']]}: {to_prompt_json(item.value['text'])}"
+            for item in items
+            if item.score > 0 and item.score >= self.threshold
+        ]
         quotes = "\n".join([_QUOTES_HEADING, "<memory>", *lines, "</memory>"]) if lines else ""
         return self._order_messages_for_provider(
             "\n\n".join(filter(None, [_join_system_texts(*request), quotes])), request
@@ -640,9 +663,11 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         In a perdure store, the provenance of each item names the run's user as the author.
         """
         namespace = (_NAMESPACE, conversation_id)
-        put: Callable[..., Any] = partial(PutOp, index=["text"])
-        if self._records_authors and author is not None:
-            put = partial(PutItem, index=["text"], provenance=Provenance(author=author))
+        put: Callable[..., Any] = (
+            partial(PutItem, index=["text"], provenance=Provenance(author=author))
+            if self._records_authors and author is not None
+            else partial(PutOp, index=["text"])
+        )
         self.store.batch(
             put(namespace, m.id or str(uuid4()), {"text": m.text, "kind": m.type})
             for m in messages
@@ -682,5 +707,8 @@ def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage
 
 def _join_system_texts(*messages: BaseMessage) -> str:
     """Join the texts of all system messages in `messages`."""
-    systems = [message for message in messages if isinstance(message, SystemMessage)]
-    return "\n\n".join(message.text for message in systems if has_visible_content(message))
+    return "\n\n".join(
+        message.text
+        for message in messages
+        if isinstance(message, SystemMessage) and has_visible_content(message)
+    )

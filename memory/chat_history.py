@@ -23,15 +23,17 @@ from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import run_operation
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, get_role, has_visible_content
-from perdure.memory.exchanges import has_results_of_all_tool_calls, iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
 from perdure.memory.thread_messages import read_channel_values
+from perdure.memory.tool_call_matching import has_results_of_all_tool_calls, iter_turns
 from perdure.memory.tool_calls import REQUEST_ONLY
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# Placeholder message that is inserted before a window of messages, in place of all earlier
-# messages. With the placeholder, a window can start in the middle of a turn.
+# Human message that stands for the messages before a window. A window is a list of a conversation's
+# newest messages, or of all its messages. A window can begin in the middle of a turn, without the
+# human message that began the turn. Therefore `convert_messages_to_form_providers_accept` inserts
+# this placeholder before the window, and removes it from the result.
 _EVICTED: Final = HumanMessage("evicted")
 
 
@@ -56,18 +58,21 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         *,
         keep_history: bool = False,
     ) -> None:
-        expected = "a langgraph checkpointer, such as SQLiteCheckpointer.open('agent.db')"
         self.checkpointer = check_instance(
-            "checkpointer", checkpointer, BaseCheckpointSaver, expected
+            "checkpointer",
+            checkpointer,
+            BaseCheckpointSaver,
+            "a langgraph checkpointer, such as SQLiteCheckpointer.open('agent.db')",
         )
         self.thread_id = check_thread_id(uuid4() if thread_id is None else thread_id)
         self.keep_history = keep_history
-        address = {"thread_id": self.thread_id, "checkpoint_ns": ""}
-        self._config: RunnableConfig = {"configurable": address}
+        self._config: RunnableConfig = {
+            "configurable": {"thread_id": self.thread_id, "checkpoint_ns": ""}
+        }
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages in a form that providers accept, oldest first.
+        """The thread's messages in a form that model providers accept, oldest first.
 
         Assigning a list to the property `messages` replaces all messages of the thread.
         """
@@ -88,7 +93,10 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         self.replace_messages(lambda stored: [*stored, *messages])
 
     def replace_messages(self, change: MessagesChange) -> None:
-        """Replace the messages with the result of `change(messages)`, under the thread's lock."""
+        """Replace the messages with the result of `change(messages)`.
+
+        The thread is locked meanwhile if the checkpointer can lock threads.
+        """
         with self._lock_thread_if_supported():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
@@ -100,8 +108,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                # Keep all channels except `messages`, and keep `versions_seen`, which LangGraph
-                # uses to determine the next nodes.
+                # Copy the previous checkpoint with all channels except `messages`. The copy
+                # includes `versions_seen`, which LangGraph uses to determine the next nodes.
                 **previous,
                 "id": fresh["id"],
                 "ts": fresh["ts"],
@@ -111,23 +119,29 @@ class ThreadMessageHistory(BaseChatMessageHistory):
                 # the next nodes. If it is a list of channels, LangGraph checks only those.
                 "updated_channels": None,
             }
-            step = head.metadata.get("step", -1) + 1 if head else 0
-            metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
+            metadata: CheckpointMetadata = {
+                "source": "update",
+                "step": head.metadata.get("step", -1) + 1 if head else 0,
+                "parents": {},
+            }
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            # Keep the counters of all `DeltaChannel`s, except the counter of the channel
-            # `messages`. Without these counters, `prune` would delete checkpoints that are needed
-            # to reconstruct the channels' values.
+            # Keep the counter of every `DeltaChannel` except `messages`. A counter shows that this
+            # checkpoint has no snapshot of the channel. Without the counters, `prune` would delete
+            # earlier checkpoints that are needed to reconstruct the channel's value.
             if counters:
                 metadata["counters_since_delta_snapshot"] = counters
-            config = head.config if head else self._config
-            self.checkpointer.put(config, checkpoint, metadata, {"messages": version})
+            self.checkpointer.put(
+                head.config if head else self._config, checkpoint, metadata, {"messages": version}
+            )
 
     def clear(self) -> None:
-        """Delete the thread with its history.
+        """Remove all messages from the thread.
 
-        If `keep_history` is True, only the current messages are removed, and the thread keeps its
-        history.
+        If `keep_history` is False, the thread is deleted with its history.
+
+        If `keep_history` is True, the messages are removed from the current state, but stay in the
+        history of the thread.
         """
         if self.keep_history:
             self.replace_messages(lambda _: [])
@@ -181,34 +195,37 @@ def check_and_select_messages_to_store(
     """Validate messages, and return those that should be stored.
 
     The returned list omits messages that perdure added for a single model request, because such
-    messages are not stored. Error messages refer to the validated messages as `subject`.
+    messages are not stored. In error messages, the text of `subject` (for example "the messages")
+    names the messages that were validated.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
     if any(isinstance(message, RemoveMessage) for message in check_messages(messages, subject)):
         raise InvalidMessages(
-            f"{subject}: a RemoveMessage cannot be stored; expected only messages of the "
-            "conversation"
+            f"{subject}: a RemoveMessage cannot be stored; pass only messages of the conversation"
         )
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
 def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
-    """Return the messages of a window, such as the newest ten, in a form that providers accept.
+    """Return messages in a form that model providers accept.
 
-    Blank messages are removed, except the newest human message. Tool results that have no matching
-    tool call are removed too. Tool calls without a result get a placeholder result. Tool calls at
-    the end of the window are left unchanged, because their results may follow later. A system
-    message between a tool call and its results is moved so that it precedes the call. A system
-    message after a tool call at the end of the window is also moved in front of this call.
+    The messages are a window: the newest messages of a conversation, or all of them.
+
+    Blank messages are removed from the window, except the newest human message. Tool results are
+    removed if the window does not contain the matching tool call. A tool call without a result gets
+    a placeholder result. The call is removed instead if its arguments are invalid, if it repeats an
+    earlier call, or if calls of its kind are not answered by a message. Tool calls at the end of
+    the window are left unchanged, because their results may follow later. A system message between
+    a tool call and its results, or after a call that has no results yet, is moved before the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}
     systems = [m for m in messages if get_role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        # True if the unit contains a tool call without a result, which may still follow later.
+        # True if this unit of messages contains a tool call whose result may still follow.
         waits = not has_results_of_all_tool_calls(unit)
         end = max((positions[id(m)] for m in unit if id(m) in positions), default=-1)
         while systems and (waits or positions[id(systems[0])] < end):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice, tee
 from typing import Any, Final, Literal, Self, cast
 
@@ -17,28 +18,28 @@ from pydantic import BaseModel
 from perdure.effects import build_async_function, build_blocking_function, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, get_role
-from perdure.memory.counting_functions import find_largest_message_selection_within_budget
+from perdure.memory.long_term.recall import NAMESPACE, Labels, MemorySearch
+from perdure.memory.long_term.records import Memory, StoreAdapter, render_memory_line
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text_to_content, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
 from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
-from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
-from perdure.memory.records import Memory, StoreAdapter, render_memory_line
 from perdure.memory.run_config import (
     Clock,
     parse_clock_option,
     read_thread_and_checkpoint_id_of_run,
 )
-from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
-from perdure.memory.system_messages import read_system_text
-from perdure.memory.tokens import Countable, TokenCounter
-from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import (
+from perdure.memory.short_term.summary_state import SUMMARY, SummarizedMessages, read_summary
+from perdure.memory.short_term.system_messages import read_system_text
+from perdure.memory.short_term.tokens import Countable, TokenCounter
+from perdure.memory.short_term.tokens import token_counter as counter_of
+from perdure.memory.short_term.trim import (
+    BudgetNode,
     build_budget_error,
     iter_system_message_names_with_token_counts,
     select_turns,
 )
 from perdure.settings import SHOWN_LIMIT
-from perdure.stores.text import STOP_WORDS, tokenize_query
+from perdure.stores.search.text import STOP_WORDS, tokenize_query
 from perdure.stores.values import to_prompt_json
 
 BUDGET_SHARES: Final[Mapping[str, float]] = {
@@ -52,9 +53,8 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part of the request; called with the state (None for plain messages) and the config."""
-# A question with only one significant word, such as "and Bruges?", is treated as a follow-up to the
-# previous question if the whole question has at most this many words. A question that consists only
-# of stop words is always treated as a follow-up.
+# Maximum length, in words, of a follow-up question with one significant word, such as "and
+# Bruges?". A question that consists only of stop words is always treated as a follow-up.
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum length of a query, in characters; a longer query is shortened by cutting out its middle
 _MAX_QUERY_CHARS: Final = 2_000
@@ -64,8 +64,8 @@ _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
 
 
-class Assemble(MessagesNode):
-    """A node that assembles a request from several parts within a token budget.
+class Assemble(BudgetNode):
+    """A node that assembles a model request from several parts, within a token budget.
 
     Example: `assemble(4_000, memories=…)(messages)`
 
@@ -101,8 +101,13 @@ class Assemble(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
-        self.parts = {"instructions": instructions, **parts}
+        self.parts = {
+            "instructions": instructions,
+            "profile": profile,
+            "summary": summary,
+            "memories": memories,
+            "examples": examples,
+        }
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
         # system prompt sent with the messages, or None
         self.system_prompt: SystemMessage | str | None = None
@@ -116,18 +121,6 @@ class Assemble(MessagesNode):
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
-    def with_calibration_for_model(self, model: str | None) -> Self:
-        """Return a copy of the node with token estimates scaled to the usage that `model` reports.
-
-        If `model` is None, or if the node's token counter is already specific to a model, the node
-        itself is returned instead of a copy.
-        """
-        if self.counter.model is not None or model is None:
-            return self
-        copied = copy(self)
-        copied.counter = self.counter.with_calibration_for_model(model)
-        return copied
-
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
@@ -136,70 +129,42 @@ class Assemble(MessagesNode):
         An additive token counter's estimates are scaled up if the token usage reported by the
         provider shows that they are too low.
         """
-        parts = self.parts.items()
-        contents = {name: part(state, config) if callable(part) else part for name, part in parts}
+        contents = {
+            name: part(state, config) if callable(part) else part
+            for name, part in self.parts.items()
+        }
         if contents["summary"] is None and state is not None:
             contents["summary"] = read_channel(state, SUMMARY)
             model_input = SummarizedMessages.from_state(state).remove_from(model_input)
-        if not self.counter.is_additive:
-            return self._select_context_by_counting_whole_requests(model_input, contents)
-        counter = self.counter
-        while True:
-            system, turns = self._select_fitting_context(model_input, contents, counter)
-            fitted = self.counter.scale_to_reported_usage(
-                ModelInput(system, iter(turns)).to_messages()
+        if self.counter.is_additive:
+            return self._fit_request_by_scaled_token_estimates(
+                model_input, partial(self._select_fitting_context, contents)
             )
-            if fitted.scale <= counter.scale:
-                return ModelInput(system, iter(turns))
-            # According to the token usage reported by the provider, the estimates were too low.
-            # Rebuild the request with higher estimates, so that it contains fewer messages.
-            counter, model_input = fitted, replace(model_input, turns=iter(turns))
-
-    def _select_context_by_counting_whole_requests(
-        self, model_input: ModelInput, contents: Mapping[str, Any]
-    ) -> ModelInput:
-        """Find the largest context that fits in the token budget by counting whole requests.
-
-        The token counter can count only whole requests, not individual messages, so the largest
-        context is found by binary search.
-        """
-        counter, all_turns = self.counter, list(model_input.turns)
-        tools = counter.count_tools(self.tools)
-        prompt = counter.count_system_prompt(self.system_prompt)
-
-        def select_with_unused_tokens(
-            unused_tokens: float,
-        ) -> tuple[SystemMessage | None, list[Turn]]:
-            model_input_copy = replace(model_input, turns=iter(all_turns))
-            return self._select_fitting_context(model_input_copy, contents, counter, unused_tokens)
-
-        def count_excess_tokens(selection: tuple[SystemMessage | None, list[Turn]]) -> float:
-            messages = ModelInput(selection[0], iter(selection[1])).to_messages()
-            return counter.count_request_tokens(messages, tools) + prompt - self.max_tokens
-
-        system, turns = find_largest_message_selection_within_budget(
-            select_with_unused_tokens,
-            count_excess_tokens,
-            counter.request_overhead_tokens,
+        all_turns = list(model_input.turns)
+        return self._fit_request_by_counting_whole_requests(
+            lambda unused_tokens: self._select_fitting_context(
+                contents, replace(model_input, turns=iter(all_turns)), self.counter, unused_tokens
+            ),
             self.max_tokens,
+            self.counter.count_tools(self.tools),
+            self.counter.count_system_prompt(self.system_prompt),
         )
-        return ModelInput(system, iter(turns))
 
     def _select_fitting_context(
         self,
-        model_input: ModelInput,
         contents: Mapping[str, Any],
+        model_input: ModelInput,
         counter: TokenCounter,
         unused_tokens: float = 0,
-    ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the system message and the turns that fit, newest first.
+    ) -> ModelInput:
+        """Return the system message, and as many of the newest turns as fit in the token budget.
 
         The system message contains the instructions and, for each section, the entries that fit in
         the budget.
 
         Args:
-            model_input: The system message and the turns.
             contents: The parts by name.
+            model_input: The system message and the turns.
             counter: Counts the tokens.
             unused_tokens: The number of tokens of the budget that are left unused. It may be
                 negative; see `find_largest_message_selection_within_budget`.
@@ -213,7 +178,7 @@ class Assemble(MessagesNode):
         tools, system = counter.count_tools(self.tools), _count_system_tokens(text, counter)
         prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
-        fixed = counter.count_tokens_excluding_messages(tools) + prompt + unused_tokens
+        fixed = counter.count_request_tokens_excluding_messages(tools) + prompt + unused_tokens
         tokens_left = self.max_tokens - fixed
         window = select_turns(
             ModelInput(None, iter(newest)), tokens_left - system, counter.message_counter
@@ -240,7 +205,7 @@ class Assemble(MessagesNode):
         turns = select_turns(
             ModelInput(None, chain(newest, model_input.turns)), tokens_left, counter.message_counter
         ).turns
-        return SystemMessage(text) if text else None, turns
+        return ModelInput(SystemMessage(text) if text else None, iter(turns))
 
     def _append_section_within_budget(
         self,
@@ -252,9 +217,10 @@ class Assemble(MessagesNode):
     ) -> str:
         """Return the text of a system message with a section appended.
 
-        The section contains as many entries as fit both in the section's share of the budget and in
-        the system message. If no entry fits, no section is appended. `tokens_left` is the maximum
-        length of the complete system message, in tokens.
+        A section is a named list of entries, such as recalled memories. An entry is appended only
+        if the section then stays within its token budget, and the system message stays within
+        `tokens_left` tokens. If no entry fits in the budget, return `system_text` unchanged.
+        `tokens_left` is the maximum length of the complete system message, in tokens.
         """
         share = min(
             int(self.max_tokens * BUDGET_SHARES[section_name]),
@@ -271,7 +237,8 @@ class Assemble(MessagesNode):
             longer_text = f"{system_text}\n\n{added}" if system_text else added
             if _count_system_tokens(longer_text, counter) <= tokens_left:
                 return longer_text
-            # The joined text can have more tokens than the sum of its parts.
+            # The token count of the joined text can exceed the sum of its parts' counts, so the
+            # joined text may not fit. Drop the section's last entry and try again.
             section_entries.pop()
         return system_text
 
@@ -280,15 +247,17 @@ assemble = Assemble
 
 
 def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each non-empty section as a pair of its name and its list of entries."""
+    """Yield each non-empty section of `contents` as a pair of its name and its list of entries."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
         profile = profile.model_dump(mode="json")
-    expected = (
-        "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)"
+    check_instance(
+        "profile",
+        profile or {},
+        (Mapping, str),
+        "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)",
     )
-    check_instance("profile", profile or {}, (Mapping, str), expected)
     texts = {
         "profile": [to_prompt_json(profile)] if profile else [],
         "summary": [to_prompt_json(summary["text"])] if summary and summary["text"] else [],
@@ -304,13 +273,13 @@ def _count_system_tokens(text: str, counter: TokenCounter) -> int:
 
 
 class UseMemories(MessagesNode):
-    """A graph node, or part of a `view`, that adds recalled memories to a request.
+    """A graph node that adds recalled memories to a model request; also usable in a `view`.
 
-    The memories are placed in a `<memories>` section. In a view, place `use_memories` after
-    `use_instructions`, because `use_instructions` replaces the system message. Place `use_memories`
-    before `trim`, so that the token budget of `trim` includes the memories. For example,
-    `view(use_memories(), trim(max_tokens=4_000))` adds memories to a request and then trims the
-    request.
+    The memories are placed in a `<memories>` section of the request. In a view, place
+    `use_memories` after `use_instructions`, because `use_instructions` replaces the system message.
+    Place `use_memories` before `trim`, so that the token budget of `trim` includes the memories.
+    For example, `view(use_memories(), trim(max_tokens=4_000))` adds memories to a request and then
+    trims the request.
 
     The query is the newest human message. If the newest human message is too short to search for on
     its own, such as "and then?", the query also includes the previous human message. A memory is
@@ -355,26 +324,27 @@ class UseMemories(MessagesNode):
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         super().__init__(messages_key)
-        is_placed_after_question = (
-            check_choice("place", place, ("system", "question")) == "question"
-        )
         self._add = (
             _append_to_newest_question
-            if is_placed_after_question
+            if check_choice("place", place, ("system", "question")) == "question"
             else _append_text_to_system_message
         )
-        options = kinds, limit, max_tokens, min_score, all_below
-        self._search = MemorySearch(namespace, *options, namespaces=namespaces)
+        self._search = MemorySearch(
+            namespace, kinds, limit, max_tokens, min_score, all_below, namespaces=namespaces
+        )
         self._store = None if store is None else StoreAdapter(store).store
         self._as_of = parse_clock_option("as_of", as_of)
         self._following: list[MessagesNode] = []
 
     def adapt_to_following_view_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of the node that knows which parts follow it in a view.
+        """Return a copy of this node with references to the nodes that follow this node in a view.
 
-        The copy applies `following_parts` to a request to determine which messages remain in it.
-        Other `UseMemories` nodes in `following_parts` are left out, because they would search the
-        store again and do not remove messages.
+        A view applies several nodes in sequence to the messages for a model.
+
+        For each model request, the returned copy of the node also runs the nodes in
+        `following_parts`. The result shows which messages the model will receive. Other
+        `UseMemories` nodes in `following_parts` are left out, because they never remove messages
+        and would only search the store again.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
@@ -396,12 +366,12 @@ class UseMemories(MessagesNode):
                 replace(model_input, turns=turns_to_try), _ONE_TOKEN * max_tokens
             )
             try:
-                shown_ids = await self._find_message_ids_left_by_following_parts(
+                shown_ids = await self._find_ids_of_messages_kept_by_later_parts(
                     filled_input, state, config
                 )
             except BudgetExceeded:
-                # The tokens reserved for the memories do not fit in the token budget of a later
-                # part of the view. Halve the reservation and try again.
+                # The tokens reserved for the memories exceed the token budget of a later node.
+                # Halve the number of reserved tokens and try again.
                 max_tokens //= 2
                 continue
             lines = await self._recall_memory_lines(query, max_tokens, shown_ids, config)
@@ -412,10 +382,10 @@ class UseMemories(MessagesNode):
                 replace(model_input, turns=turns_to_try), render_section("memories", lines)
             )
             try:
-                await self._find_message_ids_left_by_following_parts(filled_input, state, config)
+                await self._find_ids_of_messages_kept_by_later_parts(filled_input, state, config)
                 break
-            # The memories take up more tokens than estimated and exceed the token budget of a later
-            # part of the view. Drop the last memory and try again.
+            # The memories need more tokens than estimated and exceed a later node's token budget.
+            # Drop the last memory and try again.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
@@ -424,13 +394,12 @@ class UseMemories(MessagesNode):
     transform_input = build_blocking_function(_transform_input)  # type: ignore[arg-type]
     atransform_input = build_async_function(_transform_input)  # type: ignore[arg-type]
 
-    async def _find_message_ids_left_by_following_parts(
+    async def _find_ids_of_messages_kept_by_later_parts(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Return the ids of the messages that remain after the later parts of the view have run.
+        """Run the view's later nodes, and return the ids of the messages that these nodes keep.
 
-        The remaining messages are determined by applying the later parts of the view to
-        `model_input`.
+        Pass `model_input` to the first node, and pass each node's result to the next node.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
@@ -446,12 +415,12 @@ class UseMemories(MessagesNode):
         """Recall memories as lines of text.
 
         A memory is skipped if all of its source messages are already in the request. If the store
-        or its embedder fails, a warning is logged and no lines are returned.
+        or its embedder fails, a warning is logged and an empty tuple is returned.
         """
         thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 
         def is_not_shown(memory: Memory) -> bool:
-            """Return whether any source of a memory is unknown or missing from the request."""
+            """Return False if the request contains all source messages of a memory, else True."""
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
@@ -459,13 +428,21 @@ class UseMemories(MessagesNode):
             return elsewhere or not shown_ids.issuperset(origin.message_ids)
 
         try:
-            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
-            options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
-            return (await self._search.find_memories(query, self._store, config, **options)).lines
+            memories = await self._search.find_memories(
+                query,
+                self._store,
+                config,
+                as_of=self._as_of(config),
+                max_tokens=max_tokens,
+                accepts=is_not_shown,
+                expected_rejections=len(shown_ids),
+            )
+            return memories.lines
         # A third-party store can raise exceptions from its database driver.
         except Exception as exc:
-            temporary_errors = StorageError | EmbeddingFailed
-            if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
+            if isinstance(exc, PerdureError) and not isinstance(
+                exc, StorageError | EmbeddingFailed
+            ):
                 # A `PerdureError` that is not temporary indicates a mistake in the application's
                 # code and would recur in every turn. Raise the error, so that the developer notices
                 # the mistake.
@@ -481,7 +458,8 @@ def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
     """Build a search query from the latest turns, or return "" if the latest question has no text.
 
     `turns` are sorted newest first. The query is the latest question. If the latest question is too
-    short to search for on its own, such as "and then?", the previous question is included.
+    short to search for on its own, such as "and then?", the query also contains the previous
+    question.
     """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if get_role(message) == "human"]
@@ -500,16 +478,17 @@ def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
 def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
     """Return a copy of `model_input` with `text` appended to the latest question.
 
-    If the latest turn does not begin with a human message, the text is appended to the system
-    message instead.
+    If the latest turn does not begin with a human message, `text` is appended to the system message
+    instead.
     """
     newest = next(model_input.turns, None)
     if newest is None or get_role(newest.units[0][0]) != "human":
         turns = model_input.turns if newest is None else chain([newest], model_input.turns)
         return _append_text_to_system_message(replace(model_input, turns=turns), text)
     (question, *others), *units = newest.units
-    content = append_text_to_content(question.content, text)
-    changed = question.model_copy(update={"content": content})
+    changed = question.model_copy(
+        update={"content": append_text_to_content(question.content, text)}
+    )
     turn = newest._replace(units=[(changed, *others), *units])
     return replace(model_input, turns=chain([turn], model_input.turns))
 

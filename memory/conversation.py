@@ -48,8 +48,9 @@ REASONING_BLOCKS: Final = frozenset(
 """The types of content blocks that contain reasoning."""
 # types of content blocks that are not visible to the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# Keys without visible content. A content block that has only these keys counts as empty; streaming
-# can leave such blocks behind.
+# Keys of a content block that hold no content, namely the block's id and index. A content block
+# with no other keys counts as empty. Streaming a model's answer can leave such empty blocks in a
+# message.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of `additional_kwargs` in which OpenAI responses can store content
 _ANSWER_KEYS: Final = ("audio", "refusal")
@@ -87,8 +88,8 @@ def get_role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-# `_find_role` is cached, because a cache lookup is six times as fast as an `isinstance` check for
-# each base class.
+# The role of each message class is cached, because a cache lookup is six times as fast as an
+# `isinstance` check for each base class.
 @cache
 def _find_role(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
@@ -97,11 +98,12 @@ def _find_role(kind: type) -> Role:
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     """Yield the range of message indices for each turn, latest turn first.
 
-    A human message that contains tool results does not begin a turn. Of the other human messages,
-    the latest always begins a turn, and earlier ones begin a turn only if they have visible
-    content. Messages before the first human message are not part of any range;
-    `exchanges.iter_turns` yields them as a separate turn. If there is no human message, yield a
-    single range that covers all messages.
+    A turn begins with a human message that contains no tool results. The latest human message that
+    contains no tool results begins a turn, even if the content of this message is blank. A human
+    message before the start of the latest turn begins an earlier turn only if the message has
+    visible content and contains no tool results. The ranges do not include the messages before the
+    first human message. The function `tool_call_matching.iter_turns` yields these messages as a
+    separate turn. If there is no human message, yield a single range that covers all messages.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):

@@ -21,7 +21,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A stored thread, with a reference point for finding messages that were erased after loading.
+    """Identifies a loaded thread, so that messages erased after loading can be detected.
 
     Attributes:
         saver: The checkpointer that stores the thread.
@@ -38,8 +38,9 @@ class LoadedThread(NamedTuple):
 
     async def were_erased_since_load(self, messages: Sequence[BaseMessage]) -> list[bool]:
         """Return, for each message, whether it was erased after the thread was loaded."""
-        arguments = self.thread_id, messages
-        erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
+        erased: list[bool] = await call_method(
+            self.saver, "removed", self.thread_id, messages, since=self.since
+        )
         return erased
 
     async def were_all_messages_added_after(
@@ -49,15 +50,18 @@ class LoadedThread(NamedTuple):
 
         Return False if `message_ids` is empty.
 
-        A message counts as added after `moment` only if it was added by a run that used the
-        checkpointer's database; see `Checkpointer.said_after`.
+        The method also returns False if a message was added by other means, such as an import, or
+        by a run that did not use the checkpointer's database. See `Checkpointer.said_after`.
         """
-        options = {
-            "channel": self.channel,
-            "config": None if isinstance(self.since, int) else self.since,
-        }
-        arguments = self.thread_id, message_ids, moment
-        are_later: list[bool] = await call_method(self.saver, "said_after", *arguments, **options)
+        are_later: list[bool] = await call_method(
+            self.saver,
+            "said_after",
+            self.thread_id,
+            message_ids,
+            moment,
+            channel=self.channel,
+            config=None if isinstance(self.since, int) else self.since,
+        )
         return bool(are_later) and all(are_later)
 
 
@@ -80,17 +84,23 @@ async def has_erased_message(loaded: LoadedThread | None, messages: Sequence[Bas
     )
 
 
+def find_perdure_checkpointer_of_run(config: RunnableConfig) -> Checkpointer | None:
+    """Return the checkpointer of the running graph, or None if it is not a perdure checkpointer."""
+    return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
+
+
 def find_run_thread(
     config: RunnableConfig | None, channel: str = "messages"
 ) -> LoadedThread | None:
     """Return the thread that a run belongs to, or None if no perdure checkpointer stores it."""
     config = ensure_config(config)
-    configurable = config["configurable"]
-    thread_id = configurable.get("thread_id")
-    for part in configurable.values() if thread_id is not None else ():
-        if isinstance(part, Checkpointer):
-            return LoadedThread(part, str(thread_id), config, channel)
-    return None
+    saver, thread_id = (
+        find_perdure_checkpointer_of_run(config),
+        config["configurable"].get("thread_id"),
+    )
+    if saver is None or thread_id is None:
+        return None
+    return LoadedThread(saver, str(thread_id), config, channel)
 
 
 async def start_tracking_erasures_in_thread(
@@ -98,10 +108,9 @@ async def start_tracking_erasures_in_thread(
 ) -> LoadedThread | None:
     """Return a `LoadedThread` that can detect messages erased after this call.
 
-    Call this function just before reading the thread's messages. Return None if `saver` is not a
-    perdure checkpointer.
+    Call this function just before reading the thread's messages, so that later erasures are
+    detected. Return None if `saver` is not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None
-    since = await call_method(saver, "removals", thread_id)
-    return LoadedThread(saver, thread_id, since, channel)
+    return LoadedThread(saver, thread_id, await call_method(saver, "removals", thread_id), channel)

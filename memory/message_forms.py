@@ -127,7 +127,7 @@ def _convert_openai_message_to_langchain(
                 raise ValueError("a RemoveMessage cannot be part of an imported conversation")
     except json.JSONDecodeError as exc:
         raise MalformedPart("the arguments of a tool call are not valid JSON") from exc
-    except Exception as exc:  # langchain-core can raise exceptions of many types.
+    except Exception as exc:  # langchain-core may raise any exception for a malformed message.
         part = "tool_calls" if openai_message.get("tool_calls") else openai_message["role"]
         raise MalformedPart(f"malformed message ({part})") from exc
     return message
@@ -136,8 +136,9 @@ def _convert_openai_message_to_langchain(
 def _remove_message_times(message_fields: dict[str, Any]) -> None:
     """Remove timestamps from a message's top-level fields, and store the creation time as metadata.
 
-    The creation time, under the key `CREATED`, is moved to the message's `response_metadata`.
-    Timestamps that are stored under the keys in `_TIMES` are discarded.
+    If the top-level fields contain the creation time under the key `CREATED`, the time is moved to
+    the same key of the message's `response_metadata`. Timestamps that the message contains under
+    the keys in `_TIMES` are removed without being stored elsewhere.
     """
     for name in _TIMES:
         if parse_timestamp(message_fields.get(name)) is not None:
@@ -194,7 +195,7 @@ def _parse_langchain_message(
         )
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
-    except Exception as exc:  # langchain-core can raise exceptions of many types.
+    except Exception as exc:  # langchain-core may raise any exception for a malformed message.
         raise MalformedPart(f"malformed message ({shorten_line(message_type, 40)})") from exc
     return message
 
@@ -237,10 +238,10 @@ def _convert_responses_api_part_to_chat_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value under a path of nested keys, or an empty value of the type `kind`.
+    """Return the value at a path of nested keys, or an empty value of the type `kind`.
 
-    Return an empty value, such as `""` or `{}`, if the path does not exist or its value has a
-    different type. Lone surrogates in text are replaced.
+    If the path does not exist, or if its value is not of the type `kind`, return an empty value of
+    this type, such as `""` or `{}`. Lone surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -275,7 +276,10 @@ def get_creation_time(message: BaseMessage) -> float | None:
 
 
 def derive_id(*parts: object) -> str:
-    """Derive an id for a message or conversation that has none. Equal parts give equal ids."""
+    """Derive a UUID from `parts`, for a message or conversation without an id.
+
+    Equal parts give equal ids.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "perdure:" + json.dumps(parts, default=str)))
 
 

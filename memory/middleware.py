@@ -15,13 +15,13 @@ from langgraph.types import Command
 
 from perdure.effects import Effect, build_async_function, build_blocking_function, call_method
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.memory.extraction import RememberTurns
+from perdure.memory.long_term.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import check_instance
-from perdure.memory.reducers import append_new
-from perdure.memory.summary import Summarize
-from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, merge_summaries
-from perdure.memory.tokens import get_model_name
+from perdure.memory.short_term.reducers import append_new
+from perdure.memory.short_term.summary import Summarize
+from perdure.memory.short_term.summary_state import SUMMARIZED, SUMMARY, Summary, merge_summaries
+from perdure.memory.short_term.tokens import get_model_name
 from perdure.memory.usage import read_model_name
 
 try:
@@ -72,8 +72,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         if not parts:
             raise ConfigurationError(
-                "MemoryMiddleware() was called without parts; pass at least one part, such as "
-                "trim(max_tokens=4_000) or remember_turns()"
+                "MemoryMiddleware() needs at least one part, such as trim(max_tokens=4_000) or "
+                "remember_turns()"
             )
         expected = "parts such as trim(max_tokens=4_000) or remember_turns()"
         for part in parts:
@@ -83,12 +83,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summarize_nodes = [part for part in view_parts if isinstance(part, Summarize)]
-        # Single-entry cache for the view that counts tokens for the tools and model of the last
-        # request. The view is reused for requests with the same tools and model.
+        # A tuple of the last request's tools, the last request's model name, and a copy of the
+        # view. The token counter of the copied view is adapted to these tools and this model. The
+        # copied view is reused if the next request has the same tools and the same model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
         # Cache of the view's `Summarize` nodes, copied for each agent and keyed by the agent's key
-        # (see `_get_key_and_name_of_running_agent`). The copied nodes estimate the size of the
-        # agent's next request, and assume that it has the same tools and system prompt as the
+        # (see `_get_cache_key_and_name_of_running_agent`). The copied nodes estimate the size of
+        # the agent's next request, and assume that it has the same tools and system prompt as the
         # agent's last request.
         self._summarize_nodes_by_agent: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
@@ -113,11 +114,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Summarise the messages in the state if a summary is due.
 
         A summary removes messages from the state, so learners (nodes that learn from messages, such
-        as `remember_turns`) must read the messages first. If the summary would remove part of the
-        current turn, all learner nodes run before the messages are summarised. If the summary would
-        remove only complete earlier turns, only `remember_turns` runs before the messages are
-        summarised, because the other learner nodes already ran at the end of each of these turns.
-        If a learner fails, no summary is made.
+        as `remember_turns`) must read the messages first. If summarising would remove messages of
+        the current turn from the state, all learner nodes (nodes that learn from messages) run
+        before the messages are summarised. If only earlier turns are summarised and all messages of
+        the current turn are kept, the learner node `remember_turns` runs before the messages are
+        summarised. In this case, the other learners do not run before the messages are summarised.
+        The other learners have already processed these turns, because the other learners run at the
+        end of each turn. If a learner fails, no summary is made.
         """
         due = next((node for node in summarize_nodes if node.is_due(state)), None)
         if due is None:
@@ -137,8 +140,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Call the model with the messages that the view selects.
 
         The size of an agent's tools and system prompt is unknown until the agent's first request
-        has been built. As soon as that request has been built, `_summarize_if_due` is therefore
-        called again. If the first request is large enough to need a summary, the messages are
+        has been built. After building an agent's first request, the method checks again whether a
+        summary is due. If the first request is large enough to need a summary, the messages are
         summarised, and the request is rebuilt from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
@@ -182,32 +185,35 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return request.override(system_message=first, messages=rest)
 
     def _get_summarize_nodes(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the running agent's own copies of the view's `Summarize` nodes.
+        """Return copies of the view's `Summarize` nodes for the agent that is running.
 
-        If the agent has already sent a request, these nodes include the tools and system prompt of
-        the agent's last request in their estimate of the next request's size.
+        Each agent has its own copies of the `Summarize` nodes, because the sizes of tools and
+        system prompts can differ between agents.
+
+        After the agent's first request, `Summarize` nodes include the request's tools and system
+        prompt in their size estimates.
         """
-        agent, name = _get_key_and_name_of_running_agent(config)
+        agent, name = _get_cache_key_and_name_of_running_agent(config)
         return self._summarize_nodes_by_agent.get(agent) or [
             part.for_agent(name) for part in self._summarize_nodes
         ]
 
     def _is_request_size_unknown(self, config: RunnableConfig) -> bool:
-        """Return True if summaries need the running agent's request size but it is unknown."""
-        agent, _ = _get_key_and_name_of_running_agent(config)
+        """Return True if summaries need the agent's request size but it is not known yet."""
+        agent, _ = _get_cache_key_and_name_of_running_agent(config)
         return bool(self._summarize_nodes) and agent not in self._summarize_nodes_by_agent
 
     def _cache_tokens_of_tools_and_system_message(
         self, config: RunnableConfig, adjusted_view: View, system: SystemMessage | None
     ) -> None:
-        """Store the token count of a request's tools and system message.
+        """Cache the token count of an agent's tools and system message.
 
-        To decide whether a summary is due, perdure adds the stored count to the token count of the
-        messages.
+        To decide whether a summary is due, perdure adds the token count of the tools and the system
+        message to that of the messages.
         """
         if not self._summarize_nodes:
             return
-        agent, name = _get_key_and_name_of_running_agent(config)
+        agent, name = _get_cache_key_and_name_of_running_agent(config)
         nodes = (part for part in adjusted_view.parts if isinstance(part, Summarize))
         _set_cache_entry_and_evict_oldest(
             self._summarize_nodes_by_agent, agent, [node.for_agent(name, system) for node in nodes]
@@ -225,10 +231,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry_and_evict_oldest(self._reported_names, requested_name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule summaries to be written after the run.
+        """Run the learner nodes at the end of a run, and schedule summaries in the background.
 
-        Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
-        as memories.
+        A model writes the scheduled summaries after the run.
+
+        Learner nodes learn from messages. For example, `remember_turns` stores messages as
+        memories.
         """
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
@@ -244,12 +252,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = build_async_function(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
-        """Return a copy of the middleware's view that counts tokens for the given tools and model.
+        """Return a copy of the view with a token counter for the given tools and model.
 
-        When the returned view computes the size of a request, it includes `tools` and estimates
-        token counts for `model`. If no part of the middleware selects messages, there is no view,
-        and None is returned. The returned view is cached, and is reused if the next request has the
-        same tools and model.
+        The view (`self._view`) is a `View` node, which selects the messages that are sent to the
+        model.
+
+        None is returned if the middleware has no view, that is, if none of its components selects
+        messages. The returned view is cached, and is reused if the next request has the same tools
+        and model.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -259,12 +269,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return adjusted_view
 
 
-def _get_key_and_name_of_running_agent(
+def _get_cache_key_and_name_of_running_agent(
     config: RunnableConfig,
 ) -> tuple[tuple[tuple[str, ...], Any], str | None]:
     """Return the running agent's key and name.
 
-    The key distinguishes agents that share one middleware instance.
+    The middleware keeps separate data for each agent. The returned key identifies the agent if
+    several agents share one middleware instance.
     """
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
@@ -299,7 +310,7 @@ def _apply_summary_to_request(
 def _set_cache_entry_and_evict_oldest(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Set an entry of `cache`.
 
-    If the cache then has more than `_MAX_CACHE_ENTRIES` entries, evict the oldest.
+    Evict the oldest entries if `cache` contains more than `_MAX_CACHE_ENTRIES` entries.
     """
     cache.pop(key, None)
     cache[key] = value

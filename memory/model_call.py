@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, 
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.quotation import cut_middle
 from perdure.memory.thread_messages import make_storable
-from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
+from perdure.storage.thread_pools import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
@@ -32,7 +32,7 @@ _MAX_FAULTS: Final = 5
 # Minimum length, in characters, of a shortened conversation. A conversation that exceeds the
 # model's context window is never shortened below this length.
 _MIN_CONVERSATION_CHARS: Final = 1_000
-# maximum number of characters of a refused answer that the retry request quotes
+# maximum number of characters that a retry request quotes from the rejected answer
 _MAX_QUOTED_CHARS: Final = 4_000
 # response metadata keys under which providers report why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
@@ -60,8 +60,12 @@ def load_chat_model(model: Any) -> Runnable[Any, Any]:
         MissingDependency: The package of the provider is not installed.
     """
     if not isinstance(model, str):
-        expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
-        return check_instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
+        return check_instance(  # type: ignore[no-any-return]
+            "model",
+            model,
+            Runnable,
+            'a langchain chat model, or a name such as "openai:gpt-5-mini"',
+        )
     try:
         check_text("model, without its provider,", model.rpartition(":")[2])
         return _create_chat_model_by_name(model)  # type: ignore[no-any-return]
@@ -94,7 +98,8 @@ class NamedModel(RunnableLambda[Any, Any]):
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
         """Return a copy of this object that also applies `prepare_model` to the created chat model.
 
-        Preparation functions are applied in the order in which they were added.
+        If several functions have been added, they are applied to the model in the order in which
+        they were added.
         """
         return NamedModel(self.full_name, lambda model: prepare_model(self._prepare(model)))
 
@@ -125,7 +130,8 @@ def _create_chat_model_by_name(full_name: str) -> Any:
     provider, _, model = full_name.partition(":")
     try:
         if provider == "openai":
-            # Imported here instead of at the top of the module, because the import takes a second.
+            # Import langchain_openai here instead of at the top of the module, because the import
+            # takes a second.
             from langchain_openai import ChatOpenAI
 
             return ChatOpenAI(model=model)
@@ -134,16 +140,16 @@ def _create_chat_model_by_name(full_name: str) -> Any:
         return init_chat_model(full_name)
     except ImportError as exc:
         raise MissingDependency(
-            f"the model {full_name!r:.80} needs a package that is not installed ({exc}); in a "
-            "checkout, run `pip install '.[agents]'` and install the provider's package, or pass a "
-            'chat model or the name of another model, such as "openai:gpt-5-mini"'
+            f"the model {full_name!r:.80} needs a package that is not installed ({exc}). In "
+            "a checkout of perdure, run `pip install '.[agents]'`, and install the provider's "
+            'package. Or pass another model, such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
         # If the API key is missing, pydantic raises a subclass of ValueError.
         if type(exc) is not ValueError:
             raise
         raise ConfigurationError(
-            f"the argument 'model' is {full_name!r:.80}; expected text in the form "
+            f"the argument 'model' is {full_name!r:.80}; expected a string of the form "
             f'"provider:model", such as "openai:gpt-5-mini" ({str(exc).splitlines()[0]})'
         ) from exc
 
@@ -157,8 +163,9 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
     try:
         return model.bind_tools(tools)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as exc:
-        fault = "cannot call tools, because it has no working method bind_tools"
-        raise _build_missing_feature_error(model, fault, exc) from exc
+        raise _build_missing_feature_error(
+            model, "cannot call tools, because it has no working method bind_tools", exc
+        ) from exc
 
 
 def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
@@ -187,13 +194,14 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            # Each of these exceptions can mean that the model's integration does not support an
-            # option.
+            # Try the next options if the model's `with_structured_output` does not support the
+            # current ones.
             cause = exc
-    fault = (
-        "cannot return structured answers, because it has no working method with_structured_output"
-    )
-    raise _build_missing_feature_error(model, fault, cause) from cause
+    raise _build_missing_feature_error(
+        model,
+        "cannot return structured answers, because it has no working method with_structured_output",
+        cause,
+    ) from cause
 
 
 def _build_missing_feature_error(
@@ -201,8 +209,8 @@ def _build_missing_feature_error(
 ) -> ConfigurationError:
     """Return the error to raise if a model lacks a feature.
 
-    `missing_feature` says what the model cannot do, and why. It completes the clause "the model is
-    a FakeModel, which …".
+    `missing_feature` says what the model cannot do, and why. The error message is "the model is a
+    FakeModel, which" followed by `missing_feature`.
     """
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {missing_feature} ({cause!r:.200}); "
@@ -223,7 +231,7 @@ class InvalidAnswer(InvalidPatch):
 
 
 class RefusedAnswer(NamedTuple):
-    """An unusable answer of a model, with a description of what is wrong with it."""
+    """An unusable answer from a model, with a description of what is wrong with it."""
 
     answer: Any
     fault: str
@@ -241,7 +249,7 @@ request, and the last answer if it was refused.
 class ModelCall:
     """A chat model, with the timeout and retry settings for its calls.
 
-    An example is `ModelCall("openai:gpt-5-mini", retries=0)`.
+    For example, `ModelCall("openai:gpt-5-mini", retries=0)` calls the model without retries.
 
     Args:
         model: A chat model, a runnable that answers like a chat model, or the name of a model, such
@@ -328,8 +336,12 @@ class ModelCall:
         limit.
         """
         threads = ThreadPool(1, "perdure-model", is_permanent=False)
-        run = contextvars.copy_context().run
-        call = partial(run, self._hide_from_stream().invoke, list(request), self.config)
+        call = partial(
+            contextvars.copy_context().run,
+            self._hide_from_stream().invoke,
+            list(request),
+            self.config,
+        )
         try:
             return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
@@ -351,7 +363,9 @@ class ModelCall:
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
         """Return a copy of the model, tagged to exclude its output from message streaming."""
-        # The answer is not meant for the user, so `stream_mode="messages"` must not emit it.
+        # perdure sends this request to the model for its own purposes, for example to write a
+        # summary. The model's answer to such a request is not meant for the user, so
+        # `stream_mode="messages"` must not emit the answer.
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
 
@@ -392,8 +406,9 @@ def find_reason_for_unusable_answer(answer: Any) -> str | None:
         return f"the call of {model} raised {error}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}; expected a message"
-    fault = _describe_incomplete_answer(answer)
-    return fault or (None if read_answer_text(answer) else "the answer has no text")
+    return _describe_incomplete_answer(answer) or (
+        None if read_answer_text(answer) else "the answer has no text"
+    )
 
 
 def _describe_incomplete_answer(answer: Any) -> str | None:
@@ -439,8 +454,10 @@ def extract_structured_answer(model_output: Any) -> Any:
         InvalidPatch: The answer does not fit the schema. The message may quote the answer.
     """
     if not isinstance(model_output, dict):
-        expected = "the answer is text; expected the fields of the schema"
-        raise InvalidPatch(find_reason_for_unusable_answer(model_output) or expected)
+        raise InvalidPatch(
+            find_reason_for_unusable_answer(model_output)
+            or "the answer is text; expected the fields of the schema"
+        )
     raw, error = model_output.get("raw"), model_output.get("parsing_error")
     if fault := _describe_incomplete_answer(raw):
         raise InvalidAnswer(fault)
@@ -453,26 +470,27 @@ def extract_structured_answer(model_output: Any) -> Any:
         for call in getattr(raw, "invalid_tool_calls", ()):
             fault = f"the arguments {call['args']!r:.200} are not valid JSON"
             raise InvalidAnswer(fault, "the model's answer is not valid JSON")
-        raise InvalidAnswer("the model's answer contains no call of the required tool")
+        raise InvalidAnswer("the model's answer does not call the required tool")
     return model_output["parsed"]
 
 
 def describe_validation_errors(exc: ValidationError) -> str:
     """Describe the first few validation errors as `field: error`, separated by semicolons.
 
-    Field values are omitted, because they may be very long or contain secrets.
+    The description does not contain the values of fields, because they may be very long or contain
+    secrets.
     """
-    errors = exc.errors(include_url=False, include_context=False, include_input=False)
-    errors = errors[:_MAX_FAULTS]
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)[:_MAX_FAULTS]
     paths = (".".join(str(part)[:60] for part in error["loc"]) for error in errors)
     faults = (error["msg"][:200] for error in errors)
     return "; ".join(f"{path}: {fault}" for path, fault in zip(paths, faults, strict=True))
 
 
 def quote_refused_model_answer(answer: Any) -> str:
-    """Return the text and tool call arguments of a refused answer.
+    """Return the text and tool call arguments of a model answer that perdure has rejected.
 
-    The text is quoted in the retry request, and is shortened to `_MAX_QUOTED_CHARS` characters.
+    The returned text is quoted in the request that asks the model for a better answer, and is
+    shortened to `_MAX_QUOTED_CHARS` characters.
     """
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
@@ -485,11 +503,10 @@ def quote_refused_model_answer(answer: Any) -> str:
 def _describe_unusable_answer_for_log(answer: Any, fault: InvalidPatch) -> str:
     """Describe why a model's answer cannot be used. A structured answer is not quoted.
 
-    A structured answer is a dict. It is not quoted, because the description is logged and the
-    answer may contain secrets. For any other answer, the text of `fault` is returned if no more
-    specific reason is known.
+    A structured answer is a dict. The returned description is logged, so it must not quote a
+    structured answer, which may contain secrets.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)
-    invalid = "the answer asks for an invalid change (see the cause of this error)"
+    invalid = "the answer asks for an invalid change (see the __cause__ of this error)"
     return fault.outline if isinstance(fault, InvalidAnswer) else invalid

@@ -22,10 +22,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from perdure.effects import build_async_function, build_blocking_function, call_method
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
-from perdure.memory.exchanges import Purpose, iter_turns
-from perdure.memory.message_updates import merge_duplicate_messages
 from perdure.memory.options import check_instance, check_text
-from perdure.memory.system_messages import find_system_messages, join_system_messages
+from perdure.memory.short_term.message_updates import merge_duplicate_messages
+from perdure.memory.short_term.system_messages import find_system_messages, join_system_messages
+from perdure.memory.tool_call_matching import Purpose, iter_turns
 
 MODEL_INPUT_KEY: Final = "llm_input_messages"
 """The key in an update for the messages that are sent to the model.
@@ -37,7 +37,7 @@ the messages under this key to the model.
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages of one model request, grouped into turns that a view's nodes process.
+    """The messages of one model request, grouped into turns for processing by a view's nodes.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
@@ -51,14 +51,17 @@ class ModelInput:
 
     @classmethod
     def from_messages(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
-        """Group messages into turns, and change them to a form that model providers accept.
+        """Group messages into turns, and convert them to a form that model providers accept.
 
         For `purpose`, see `Purpose`. Messages with the same id are merged.
         """
         messages = merge_duplicate_messages(messages)
         systems = find_system_messages(messages)
-        turns = iter_turns(messages, purpose=purpose)
-        return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
+        return cls(
+            join_system_messages(systems),
+            iter_turns(messages, purpose=purpose),
+            systems if len(systems) > 1 else (),
+        )
 
     def to_messages(self) -> list[BaseMessage]:
         """Return the system message, followed by all turns' messages in chronological order."""
@@ -85,8 +88,10 @@ class Node(Runnable[Any, Any]):
                 expected.bind(*args, **options)
             except TypeError as exc:
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-                arguments = [f"{value!r:.30}" for value in args]
-                arguments += [f"{key}={value!r:.30}" for key, value in options.items()]
+                arguments = [
+                    *(f"{value!r:.30}" for value in args),
+                    *(f"{key}={value!r:.30}" for key, value in options.items()),
+                ]
                 accepted = [
                     f"{parameter.name}={parameter.default!r:.30}"
                     if parameter.default is not parameter.empty
@@ -94,7 +99,8 @@ class Node(Runnable[Any, Any]):
                     for parameter in expected.parameters.values()
                 ]
                 raise ConfigurationError(
-                    f"{name}({', '.join(arguments)}): {exc}; expected {', '.join(accepted)}"
+                    f"the call {name}({', '.join(arguments)}) is not valid: {exc}; expected "
+                    f"the arguments {', '.join(accepted)}"
                 ) from None
         return super().__new__(cls)
 
@@ -106,9 +112,10 @@ class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
     In a graph, `node.invoke(state)` returns a state update. The update returned by `trim`,
-    `clear_tool_outputs` or `summarize` changes the messages in the state. The update from any other
-    node leaves the messages in the state unchanged, and stores the messages for the model under the
-    key `MODEL_INPUT_KEY`. A node that is called directly, as in `node(state)` or `node(messages)`,
+    `clear_tool_outputs` or `summarize` changes the messages in the state. Nodes other than `trim`,
+    `clear_tool_outputs` and `summarize` leave the messages in the state unchanged. The state update
+    of a node such as `view` contains the messages to send to the model, under the key
+    `MODEL_INPUT_KEY`. A node that is called directly, as in `node(state)` or `node(messages)`,
     returns the messages for the model. In a chain such as `node | model`, the node passes the
     selected messages to the model.
     """
@@ -131,9 +138,10 @@ class MessagesNode(Node):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the node, or a copy whose token counts include `tools` and `system_prompt`.
+        """Return this node, or a copy adapted to model requests with `tools` and `system_prompt`.
 
-        A node with a token budget deducts the tokens used by `tools` and `system_prompt` from the
+        If the node does not depend on the tools and the system prompt, return the node itself. A
+        node with a token budget deducts the tokens used by `tools` and `system_prompt` from the
         budget. `system_prompt` is sent with the request in addition to the messages.
         """
         return self
@@ -141,17 +149,17 @@ class MessagesNode(Node):
     def with_calibration_for_model(self, model: str | None) -> Self:
         """Return the node, or a copy whose token estimates are calibrated for `model`.
 
-        The copy calibrates its token estimates using only the token usage that `model` has
-        reported. If the node's `token_counter` was created for a specific model, no copy is needed,
-        so the node itself is returned.
+        The returned copy's token estimates are calibrated only with the token usage that `model`
+        has reported. If the node's `token_counter` was created for a specific model, no copy is
+        needed, so the node itself is returned.
         """
         return self
 
     def adapt_to_following_view_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy adapted to the parts that follow it in the view.
+        """Return this node, or a copy that is adapted to the nodes that follow it in a `View`.
 
-        Override this method in a subclass whose result depends on which messages remain after
-        `following_parts` have run.
+        A view applies its nodes in order. Override this method in a node that must know which
+        messages will remain after the later nodes have been applied.
         """
         return self
 
@@ -180,7 +188,8 @@ class MessagesNode(Node):
     ) -> list[BaseMessage]:
         """Return the messages for the model, in an order that model providers accept.
 
-        `state` is the state that contains the messages, or None if the input is a plain list.
+        `state` is the graph state that contains the messages, or None if the messages were passed
+        as a plain list.
         """
         model_input: ModelInput = await call_method(
             self, "transform_input", ModelInput.from_messages(messages), state, config
@@ -190,7 +199,7 @@ class MessagesNode(Node):
     async def _transform_plain_message_list_for_model(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
-        """Return the messages for the model. The input is a plain list of messages, not a state."""
+        """Select the messages for the model from a plain list of messages instead of a state."""
         return await self._transform_messages_of_state_for_model(messages, None, config)
 
     async def _build_state_update(
@@ -214,7 +223,8 @@ class MessagesNode(Node):
 class Learner(Node):
     """A node that learns from the messages of a conversation, such as `update_instructions(…)`.
 
-    A learner stores what it learns outside the graph's state and does not change the state.
+    A learner does not change the graph's state. A learner stores its results outside the state, for
+    example in a LangGraph store.
     """
 
     @abstractmethod
@@ -223,7 +233,8 @@ class Learner(Node):
     ) -> object:
         """Learn from messages.
 
-        `state` is the state that contains the messages, or None if the input is a plain list.
+        `state` is the graph state that contains the messages, or None if the messages were passed
+        as a plain list.
         """
 
     async def _learn_and_return_messages(
@@ -240,8 +251,8 @@ class Learner(Node):
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """Pass the input's messages to `learn_from_messages`.
 
-        If the input is a graph state, return an empty state update. If the input is a list of
-        messages, return the messages unchanged.
+        The node does not change the input. If the input is a graph state, the node returns an empty
+        state update. If the input is a list of messages, the node returns the messages unchanged.
         """
         messages = await self._learn_and_return_messages(input, config)
         return messages if is_message_list(input) else {}
@@ -258,8 +269,8 @@ class View(MessagesNode):
 
     `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages that
     follow it, and the memories that are relevant to the newest message, trimmed to a total of 4,000
-    tokens. The part that trims comes last. A view does not change the state, and no part of a view
-    calls a model.
+    tokens. The node that trims comes last. A view prepares the messages for the model, and does not
+    change the graph's state. The nodes in a view never call a model.
     """
 
     def __init__(self, *parts: MessagesNode) -> None:
@@ -294,7 +305,7 @@ class View(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Apply all parts of the view to the model input, in order, and return the result."""
+        """Apply the view's nodes to the model input, in order, and return the result."""
         for part in self.parts:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return model_input
@@ -308,7 +319,8 @@ view = View
 
 def append_text_to_content(content: Any, text: str) -> Any:
     """Return the content of a message with `text` appended to it."""
-    # The existing content blocks are not changed, so the provider's prompt cache stays valid.
+    # Add a content block and leave the existing blocks unchanged, so that the provider's prompt
+    # cache stays valid.
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
@@ -317,7 +329,7 @@ def append_text_to_content(content: Any, text: str) -> Any:
 def read_messages(input: Any, messages_key: str) -> Messages:
     """Return the messages in `input`.
 
-    The input is a list of messages, or a state that has the messages in the channel `messages_key`.
+    `input` is a list of messages, or a state that has the messages in the channel `messages_key`.
 
     Raises:
         InvalidMessages: The state has no channel `messages_key`, or a value is not a message.
@@ -327,8 +339,8 @@ def read_messages(input: Any, messages_key: str) -> Messages:
     messages = read_channel(input, messages_key)
     if messages is None:
         raise InvalidMessages(
-            f"the state has no channel {messages_key!r}; pass the name of the channel with the "
-            "messages as messages_key="
+            f"the state has no channel {messages_key!r}; set messages_key= to the name of the "
+            "channel with the messages"
         )
     return check_messages(messages, f"the channel {messages_key!r}")
 
@@ -349,8 +361,8 @@ def read_channel(state: Any, channel: str) -> Any:
 def convert_values_to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages.
 
-    Dicts and (role, text) pairs are converted to messages. The error message refers to the values
-    as `value_description`.
+    Dicts and (role, text) pairs are converted to messages. Error messages begin with the text
+    `value_description`, which tells the user which values are invalid.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to a message.
@@ -365,7 +377,8 @@ def convert_values_to_messages(values: Any, value_description: str) -> Messages:
 def check_messages(messages: Any, value_description: str) -> Messages:
     """Check that a value is a list of messages, and return it unchanged.
 
-    The error message refers to the value as `value_description`.
+    Error messages begin with the text `value_description`, which tells the user which value is
+    invalid.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.

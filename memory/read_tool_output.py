@@ -7,7 +7,7 @@ original result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from langchain_core.messages import BaseMessage, ToolMessage
@@ -20,11 +20,12 @@ from perdure.checkpointers.records import VIEWS_NAMESPACE
 from perdure.effects import call_method
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
+from perdure.memory.loaded_thread import find_perdure_checkpointer_of_run
+from perdure.memory.long_term.tools import Attribution, build_tool
 from perdure.memory.options import check_instance, check_text, check_whole_number
 from perdure.memory.quotation import read_message_text
 from perdure.memory.run_config import Versioned
-from perdure.memory.tool_outputs import ToolOutputReader
-from perdure.memory.tools import Attribution, build_tool
+from perdure.memory.short_term.tool_outputs import ToolOutputReader
 from perdure.stores.values import to_prompt_json
 
 DESCRIPTION: Final = """\
@@ -61,12 +62,12 @@ def read_tool_output(
 ) -> BaseTool:
     """Return a tool that lets a model reread the result of an earlier tool call.
 
-    The model passes the id of the earlier tool call to the tool. The tool first looks for the
-    earlier call's result in the run's state. If the state does not contain the complete result, the
-    tool searches the history of the graph's checkpoint namespace up to the run's checkpoint, and
-    then the histories of the parent graphs. As a last resort, if the state contains a shortened or
-    cleared version of the result, the tool searches the thread's other checkpoint namespaces. The
-    tool never reads other threads.
+    The model passes the id of the tool call whose result it wants to read. The returned tool first
+    looks for the earlier call's result in the run's state. If the run's state contains no result or
+    only a shortened one, the tool searches the graph's history up to the run's checkpoint. After
+    the graph's own history, the tool searches the histories of the parent graphs. As a last step,
+    the tool searches the thread's other checkpoint namespaces if the run's state contains a
+    shortened or cleared version of the result. The tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
@@ -85,8 +86,12 @@ def read_tool_output(
     check_whole_number("limit", limit, _MIN_LIMIT)
     channel = check_text("messages_key", messages_key, "the name of a channel")
     if checkpointer is not None:
-        expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
-        check_instance("checkpointer", checkpointer, Versioned, expected)
+        check_instance(
+            "checkpointer",
+            checkpointer,
+            Versioned,
+            "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer",
+        )
     arguments = create_model(
         "ReadToolOutput",
         tool_call_id=(str, Field(description=_ID)),
@@ -97,8 +102,13 @@ def read_tool_output(
         """Return the result of the tool call `tool_call_id`, or one page of a long result."""
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
-        saver = checkpointer or _find_perdure_checkpointer_of_run(config)
-        result = await _find_tool_result(saver, config, channel, call_id, attribution.messages)
+        result = await _find_tool_result(
+            checkpointer or find_perdure_checkpointer_of_run(config),
+            config,
+            channel,
+            call_id,
+            attribution.messages,
+        )
         if result is None:
             raise ToolException(
                 f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored "
@@ -107,15 +117,6 @@ def read_tool_output(
         return _render_result_page(result, values.get("start") or 0, limit, name)
 
     return build_tool(read_result, name, description, arguments, channel, tool_class=_ReadTool)
-
-
-def _find_perdure_checkpointer_of_run(config: RunnableConfig) -> Any:
-    """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    # Import the module lazily to reduce startup time. A run that uses a perdure checkpointer has
-    # already imported it.
-    from perdure.checkpointers.checkpointer import Checkpointer
-
-    return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
 def _render_result_page(
@@ -150,19 +151,17 @@ async def _find_tool_result(
 ) -> ToolMessage | None:
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
-    The thread's history is searched if the run's state does not contain the original result. If the
-    history does not contain the original result either, but the state contains a version of the
-    result whose middle was cut out, that version is returned. A placeholder that replaced a cleared
-    result is never returned.
+    If the run's state does not contain the original result of the tool call, the thread's history
+    is searched for the result. If the original result is not found, return the shortened version
+    from the state, if there is one. If the tool result was cleared, the placeholder that replaced
+    it is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:
         search = _ResultSearch(saver, str(thread_id), channel, call_id)
-        original = await search.find_result_in_namespaces_of_running_graphs(config["configurable"])
-        if original is None and in_state:
-            original = await search.find_result_in_unsearched_namespaces({m.id for m in in_state})
+        original = await search.find_result(config["configurable"], {m.id for m in in_state})
     if original is not None:
         return original
     return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
@@ -180,13 +179,16 @@ class _ResultSearch:
     thread_id: str
     channel: str
     call_id: str
-    # Checkpoint namespaces that have already been searched.
-    searched: set[str] = field(default_factory=set)
 
-    async def find_result_in_namespaces_of_running_graphs(
-        self, configurable: Mapping[str, Any]
+    async def find_result(
+        self, configurable: Mapping[str, Any], message_ids: Set[str | None]
     ) -> ToolMessage | None:
-        """Search the namespace of the graph that runs the tool, then those of the parent graphs."""
+        """Search for the tool result in the tool's graph first, then in its parent graphs.
+
+        If none of these graphs has the tool result, search the thread's other checkpoint namespaces
+        for it. In the other namespaces, a message counts as the tool result only if its id is in
+        `message_ids`.
+        """
         # A task's config contains the checkpoint ids of the task's own graph and of all parent
         # graphs.
         checkpoints: Mapping[str, str | None] = configurable.get("checkpoint_map") or {
@@ -196,17 +198,13 @@ class _ResultSearch:
             result = await self._find_result_in_namespace(namespace, checkpoints[namespace], None)
             if result is not None:
                 return result
-        return None
-
-    async def find_result_in_unsearched_namespaces(
-        self, message_ids: Set[str | None]
-    ) -> ToolMessage | None:
-        """Search the thread's other checkpoint namespaces for the tool result by its message id."""
+        if not message_ids:
+            return None
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
             return None
-        for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
+        for namespace in {*thread.namespaces} - checkpoints.keys() - {VIEWS_NAMESPACE}:
             result = await self._find_result_in_namespace(namespace, None, message_ids)
             if result is not None:
                 return result
@@ -217,10 +215,11 @@ class _ResultSearch:
     ) -> ToolMessage | None:
         """Return the tool call's result from one checkpoint namespace, or None if it is not found.
 
-        The namespace's history is searched up to the given checkpoint. If the given checkpoint is
-        not stored yet, the history up to the head is searched, and then the branches.
+        Search for the tool result in the namespace's history up to the checkpoint `checkpoint_id`.
+        If the checkpoint is not stored yet, search for the tool result in the history up to the
+        head, which is the newest checkpoint. If this history does not contain the tool result,
+        search the thread's other branches.
         """
-        self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
             try:
                 return await self._find_newest_unshortened_result(namespace, end_id, message_ids)
@@ -235,8 +234,9 @@ class _ResultSearch:
     ) -> ToolMessage | None:
         """Search the history up to a checkpoint for the newest complete result of the tool call.
 
-        With `checkpoint_id=None`, the history up to the head is searched. If the searched history
-        contains no complete result, the newest complete result on a branch is returned.
+        With `checkpoint_id=None`, the history up to the head is searched. If the history up to the
+        checkpoint contains no complete result, return the newest complete result from another
+        branch of the thread.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None
@@ -253,9 +253,11 @@ class _ResultSearch:
             )
             for item in reversed(items):
                 message = item.value
-                if not _is_result(message, self.call_id) or SHORTENED in message.additional_kwargs:
-                    continue
-                if message_ids is not None and message.id not in message_ids:
+                if (
+                    not _is_result(message, self.call_id)
+                    or SHORTENED in message.additional_kwargs
+                    or (message_ids is not None and message.id not in message_ids)
+                ):
                     continue
                 if not item.branch:
                     return message

@@ -10,9 +10,9 @@ from typing import Any
 from langchain_core.messages import BaseMessage, convert_to_messages, convert_to_openai_messages
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.import_metadata import read_import_metadata, read_thread_head_or_raise
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import TranscriptTree, read_transcript_tree
-from perdure.checkpointers.titles import read_import_metadata, read_thread_head_or_raise
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.message_forms import (
@@ -39,12 +39,11 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
         InvalidMessages: The messages of the thread cannot be exported.
     """
     metadata = read_thread_head_or_raise(saver, thread_id).metadata
-    transcript = saver.database.read(partial(read_transcript_tree, saver._reader, thread_id))
-    user = {name: metadata[name] for name in USER_LABELS if metadata.get(name)}
+    transcript = saver.database.read(partial(read_transcript_tree, saver.parts.reader, thread_id))
     export = {
         "thread_id": thread_id,
         **read_import_metadata(saver, thread_id, metadata),
-        **user,
+        **{name: metadata[name] for name in USER_LABELS if metadata.get(name)},
         "messages": [],
     }
     if transcript is not None and transcript.lineages:
@@ -68,13 +67,14 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 def _iter_branch_exports(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield, for each branch, a dict with the keys `after` and `messages`.
 
-    The main branch, which ends at the thread's head, is yielded first with all of its messages.
-    Each other branch is yielded with the messages that no branch before it contains. `after` is the
-    number of the message that precedes them, or 0 if they start at the beginning of the thread.
-    Exported messages are numbered from 1 in export order.
+    The main branch, which ends at the thread's head, is yielded first with all of its messages. For
+    each later branch, `messages` contains only the messages that no earlier branch contains.
+    `after` is the number of the message that precedes the first message in `messages`. `after` is 0
+    if `messages` starts at the beginning of the thread. Exported messages are numbered from 1 in
+    export order.
 
-    If a branch other than the main branch is a prefix of a longer branch, its list of messages is
-    empty, because they are exported with the longer branch.
+    If all messages of a side branch also belong to a longer branch, `messages` is empty for the
+    side branch.
     """
     messages = {
         position: message
@@ -115,10 +115,11 @@ def _iter_branch_exports(transcript: TranscriptTree) -> Iterator[dict[str, Any]]
 def _find_log_positions_of_last_message_versions(
     lineage: Sequence[int], messages_by_position: Mapping[int, BaseMessage]
 ) -> list[int]:
-    """Return the log position of each message's last unshortened version.
+    """Return the log position of the last full version of each message of a branch.
 
-    If all versions of a message are shortened, the position of the first version is returned. The
-    positions are in the order in which the messages first occur in the lineage.
+    If every version of a message has been shortened, the position of the message's first version is
+    returned. The returned positions are in the order in which the messages first occur on the
+    branch.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:
@@ -133,7 +134,8 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     """Convert a value to a message. Return None if the value is not a message."""
     try:
         return convert_to_messages([value])[0]
-    # For malformed messages, langchain-core can raise errors of many types.
+    # Catch all exceptions, because langchain-core can raise errors of many types for malformed
+    # messages.
     except Exception:
         return None
 

@@ -1,9 +1,9 @@
 """Read a thread's messages, and record how far each extractor has read the thread.
 
-With perdure's checkpointers, the messages include those that were removed from the state. How far
-an extractor has read a thread is recorded in a watermark, which is a note in the store. The
-watermark lists the ids of the newest messages that the extractor has read, so it stays valid if the
-thread is trimmed, edited or forked.
+If the thread is stored in a perdure checkpointer, messages that were removed from the state are
+read as well. A watermark, which is an internal item in the store, records how far an extractor has
+read a thread. Because the watermark contains the ids of the newest messages that the extractor has
+read, the watermark stays valid if the thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from perdure.effects import call_method
 from perdure.errors import PerdureError, UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.nodes import check_messages
-from perdure.memory.options import is_number
-from perdure.memory.quotation import read_message_text
-from perdure.memory.records import (
+from perdure.memory.long_term.records import (
     HASHED_ID_PREFIX,
     WATERMARKS,
     Role,
@@ -40,15 +37,18 @@ from perdure.memory.records import (
     build_namespace_of_notes_about_memories,
     build_unsearched_permanent_note_put,
 )
+from perdure.memory.nodes import check_messages
+from perdure.memory.options import is_number
+from perdure.memory.quotation import read_message_text
 from perdure.stores.base import Namespace, PutItem
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints to list per message when checkpoint times are used for messages without a
-# time of their own. More than one is needed because a run writes several checkpoints per message.
-# The messages are counted from the oldest one whose time is unknown.
+# Number of checkpoints to list per message when looking for the checkpoints that added messages
+# without a timestamp. More than one is needed because a run writes several checkpoints per message.
+# All messages from the oldest one without a timestamp to the newest are counted.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`.
@@ -75,8 +75,8 @@ Only the watermarks of this extractor have the thread's id as their key.
 # Number of most recent messages that `is_thread_read_in_full` checks before it falls back to
 # reading all messages of a thread.
 _TAIL_MESSAGES: Final = 8
-# Maximum number of messages listed in a watermark. Only the newest messages that an extractor has
-# read are listed.
+# Maximum number of messages that a watermark lists. A watermark, which stores how far an extractor
+# has read a thread, lists only the newest of the messages that the extractor has read.
 _MAX_READ_MESSAGES: Final = 50
 
 
@@ -100,16 +100,22 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """The text of the message and its attachments.
+        """The message's text, followed by the text of its attachments, such as file names.
 
-        The text is "" if the message or its turn is marked as not to be remembered.
+        If the metadata of the message or of its turn excludes the message from memories, an empty
+        string is returned.
         """
         return make_storable(read_message_text(self.message)) if self.is_remembered else ""
 
     @property
     def is_remembered(self) -> bool:
-        """True if neither the message nor its turn is excluded from memories."""
-        return self.turn_is_remembered and _may_be_remembered(self.message)
+        """Whether memories may be extracted from the message.
+
+        Return False if the message is excluded from memory extraction by its own metadata, or by
+        the metadata of the human message that begins its turn.
+        """
+        is_excluded = self.message.response_metadata.get(REMEMBER) is False
+        return self.turn_is_remembered and not is_excluded
 
     @property
     def searched_text(self) -> str:
@@ -131,7 +137,7 @@ class ThreadMessage:
 
     @property
     def digest(self) -> str:
-        """A hash of the message, which changes when the message's text is edited."""
+        """A hash of the message's type, name and text, which changes when the message is edited."""
         return blake2b(_encode_message_identity(self.message), digest_size=4).hexdigest()
 
     @property
@@ -144,8 +150,9 @@ class ThreadMessage:
 class ThreadHistory:
     """The messages of a thread up to a checkpoint.
 
-    The messages are ordered by their first occurrence in the thread. Each message appears once, in
-    the version that `_select_one_version_of_each_message` selects.
+    The messages are ordered by their first occurrence in the thread. If the thread contains several
+    versions of a message, the history contains only the version that
+    `_select_one_version_of_each_message` selects.
     """
 
     thread_id: str
@@ -169,53 +176,47 @@ def build_history_from_state(
 ) -> ThreadHistory:
     """Build a thread's history from the messages in its state.
 
-    Messages that were removed from the state are not included in the history.
+    The returned history does not include messages that were removed from the state.
 
     Args:
         thread_id: The thread.
         checkpoint_id: The checkpoint of the state.
         messages: The messages.
     """
-    selected = _select_one_version_of_each_message(
-        (message, True) for message in _iter_thread_messages(messages)
+    return ThreadHistory(
+        thread_id,
+        checkpoint_id,
+        _select_one_version_of_each_message(
+            (message, True) for message in _iter_thread_messages(messages)
+        ),
     )
-    return ThreadHistory(thread_id, checkpoint_id, selected)
 
 
 def mark_messages_not_written_by_person_of_run(
     messages: Sequence[BaseMessage],
 ) -> Sequence[BaseMessage]:
-    """Return the messages in a run's state, marking those that somebody else wrote.
+    """Return the messages in a run's state, marking those not written by the run's user.
 
-    On the server, a run sets a field in the metadata of messages that the run's person did not
-    write, but only when it stores the messages; see `MESSAGE_MARKER`. The messages in the run's
-    state do not have this field yet.
+    On the server, a metadata field marks messages that were not written by the run's user. When a
+    run stores a message, the run marks only the stored copy of the message (see `MESSAGE_MARKER`).
+    A message object in the running graph's state may therefore lack the mark in its metadata. If a
+    message was not written by the run's user and its object lacks the mark, the function returns a
+    copy of the message that has the mark.
     """
     marker = MESSAGE_MARKER.get()
     return messages if marker is None else marker.mark_messages(messages)
 
 
 def select_messages_of_turns_to_remember(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages from which memories may be made; see `REMEMBER` and `REMEMBER_TURN`."""
-    remembered, is_remembered = list[BaseMessage](), True
-    for message in messages:
-        if conversation.get_role(message) == "human":
-            is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
-        if is_remembered and _may_be_remembered(message):
-            remembered.append(message)
-    return remembered
-
-
-def _may_be_remembered(message: BaseMessage) -> bool:
-    """Return False if the message's own metadata excludes it from memories; see `REMEMBER`."""
-    return message.response_metadata.get(REMEMBER) is not False
+    """Return the messages that can become memories; see `REMEMBER` and `REMEMBER_TURN`."""
+    return [part.message for part in _iter_thread_messages(messages) if part.is_remembered]
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
     """Return the channel values of a checkpoint, including those of `DeltaChannel`s.
 
-    See `Checkpointer.delta_values`. With a checkpointer from another library, only the values that
-    the checkpoint itself contains are returned.
+    See `Checkpointer.delta_values`. Other libraries' checkpointers return only values stored in the
+    checkpoint itself, without the values of `DeltaChannel`s.
     """
     values = dict(head.checkpoint["channel_values"])
     has_deltas = head.metadata.get(COUNTERS) or any(
@@ -223,8 +224,11 @@ async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, An
     )
     if has_deltas and hasattr(saver, "delta_values"):
         configurable = head.config["configurable"]
-        names = ("checkpoint_id", "checkpoint_ns")
-        options = {name: configurable[name] for name in names if name in configurable}
+        options = {
+            name: configurable[name]
+            for name in ("checkpoint_id", "checkpoint_ns")
+            if name in configurable
+        }
         delta_values = await call_method(
             saver, "delta_values", configurable["thread_id"], **options
         )
@@ -268,9 +272,10 @@ async def is_thread_read_in_full(
 ) -> bool:
     """Return whether a watermark covers every message in a thread, up to the thread's head.
 
-    The thread's newest messages are checked first, and all messages are read only if that check is
-    inconclusive. If the thread cannot be read, return False, because the thread might contain
-    messages that the watermark does not cover.
+    The thread's newest messages are checked first. If the newest messages are not enough to decide
+    whether the watermark covers the whole thread, all messages of the thread are read. If the
+    thread cannot be read, return False, because the thread might contain messages that the
+    watermark does not cover.
 
     Args:
         saver: The checkpointer.
@@ -280,8 +285,14 @@ async def is_thread_read_in_full(
         watermark: The watermark.
     """
     try:
-        options = {"channel": channel, "checkpoint_id": head_id, "ends": (0, _TAIL_MESSAGES)}
-        tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **options)
+        tail: list[HistoryItem] = await call_method(
+            saver,
+            "history",
+            thread_id,
+            channel=channel,
+            checkpoint_id=head_id,
+            ends=(0, _TAIL_MESSAGES),
+        )
         newest = _iter_thread_messages(
             check_messages([item.value for item in tail], f"the channel {channel!r}")
         )
@@ -308,16 +319,18 @@ async def _read_history_from_perdure_checkpointer(
 ) -> ThreadHistory:
     """Read all messages of a thread.
 
-    A message without a time of its own gets the time of the checkpoint that added the message.
+    If a message contains no creation time, its time is the time of the checkpoint that added the
+    message.
     """
     infos = await _list_checkpoints(saver, thread_id, 1)
-    # If the newest checkpoint is not the head, list all checkpoints to find the head.
+    # The newest checkpoint is not always the thread's head, so search all checkpoints if necessary.
     if not any(info.is_head for info in infos):
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
     checkpoint_id = None if info is None else info.checkpoint_id
-    options = {"channel": channel, "checkpoint_id": checkpoint_id}
-    items: list[HistoryItem] = await call_method(saver, "history", thread_id, **options)
+    items: list[HistoryItem] = await call_method(
+        saver, "history", thread_id, channel=channel, checkpoint_id=checkpoint_id
+    )
     thread_messages = _iter_thread_messages(
         check_messages([item.value for item in items], f"the channel {channel!r}")
     )
@@ -340,8 +353,9 @@ async def _read_history_from_perdure_checkpointer(
         parent_count = parent.counts.get(channel, 0) if parent else 0
         times += [parse_time(info.ts)] * (info.counts.get(channel, 0) - parent_count)
         info = parent
-    history = ThreadHistory(thread_id, checkpoint_id, messages)
-    return history.with_times(times + times[-1:] * (count - len(times)))
+    return ThreadHistory(thread_id, checkpoint_id, messages).with_times(
+        times + times[-1:] * (count - len(times))
+    )
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
@@ -357,11 +371,12 @@ def _select_one_version_of_each_message(
 ) -> list[ThreadMessage]:
     """Select one version of each message, and order the messages by first occurrence.
 
-    `versions_with_is_in_state` contains pairs (version, is_in_state), where `is_in_state` says
-    whether the current state may contain that version of the message. If the state contains an
-    unshortened version of a message, the first such version is selected. If the state contains no
-    unshortened version of a message, the message's last unshortened version is selected, although
-    it is no longer in the state. If all versions are shortened, the first is selected.
+    `versions_with_is_in_state` contains pairs of a message version and a bool. The bool is True if
+    the current state may contain the message version. If the state contains unshortened versions of
+    a message, the first of these versions is selected. If the current state contains no complete
+    version of a message, the last complete version in the thread's history is selected. A message
+    version is complete if no node has shortened the version to save tokens. If all versions of a
+    message are shortened, the first version is selected.
     """
     selected: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -376,8 +391,8 @@ def _select_one_version_of_each_message(
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Yield messages with their ids and timestamps.
 
-    If a message has no id, a hash is used as its id. The hash depends on the message's text and on
-    the number of earlier messages with the same text.
+    If a message has no id, a hash is used as its id. The hash is computed from the message's type,
+    name and text, and the number of identical earlier messages.
     """
     counts: Counter[bytes] = Counter()
     is_remembered = True
@@ -389,8 +404,12 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
             counts[identity] += 1
             digest = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
             id = f"{HASHED_ID_PREFIX}{digest.hexdigest()}"
-        created_at = parse_time(message.response_metadata.get("create_time"))
-        yield ThreadMessage(message, id, at=created_at, turn_is_remembered=is_remembered)
+        yield ThreadMessage(
+            message,
+            id,
+            at=parse_time(message.response_metadata.get("create_time")),
+            turn_is_remembered=is_remembered,
+        )
 
 
 def _encode_message_identity(message: BaseMessage) -> bytes:
@@ -400,8 +419,18 @@ def _encode_message_identity(message: BaseMessage) -> bytes:
 
 
 def make_storable(text: str) -> str:
-    """Strip leading and trailing whitespace, and replace lone surrogates with question marks."""
+    """Strip whitespace at both ends of a text, and replace lone surrogates with question marks."""
     return text.strip().encode("utf-8", "replace").decode()
+
+
+def build_hashed_key(prefix: str, *parts: str, digest_size: int = 10) -> str:
+    """Build a key that consists of a prefix and a hash of the parts, such as `turn-6b1f…`.
+
+    The same arguments always produce the same key. `digest_size` is the number of bytes of the
+    hash.
+    """
+    identity = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return f"{prefix}-{blake2b(identity, digest_size=digest_size).hexdigest()}"
 
 
 def parse_time(value: Any) -> datetime | None:
@@ -464,18 +493,19 @@ class Watermark:
     def recently_read_message_ids(self) -> frozenset[str]:
         """The ids of the most recent messages that the extractor has read.
 
-        Only these messages are listed in the watermark.
+        A watermark stores at most `_MAX_READ_MESSAGES` message ids, and drops the ids of older
+        messages.
         """
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
-        """Return the messages that were never read or that were edited after they were read.
+        """Return the messages whose current version the extractor has not read yet.
 
         The returned messages have positions. A watermark's `known` list contains only the most
-        recent messages that the extractor has read. If the extractor has read more messages than
-        `known` contains, all messages before the first one in `known` count as read. If none of the
-        messages in `known` are in the thread, for example after a fork from an old checkpoint, all
-        messages in the thread count as unread.
+        recent messages that the extractor has read. If `known` does not contain all messages that
+        the extractor has read, all messages before the first message in `known` are treated as
+        read. If none of the messages in `known` are in the thread, for example after a fork from an
+        old checkpoint, all messages in the thread are treated as unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_thread_positions(history.messages)
@@ -491,10 +521,13 @@ class Watermark:
     def assign_thread_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        If the watermark's `known` list contains a message, the message keeps the position recorded
-        in the list. Messages before the first message in `known` get lower positions, and messages
-        after the last one get higher positions. A message between two messages in `known` gets the
-        position of the earlier of the two. The store sorts items with the same position by age.
+        If the watermark's list `known` contains a message, the message gets the position that is
+        recorded in `known`. A message that comes before all messages of the list `known` in the
+        thread gets a lower position than the earliest of these known messages. Messages that come
+        after the last message in the list `known` are numbered in ascending order, starting with
+        the number in the watermark's attribute `next`. A message between two messages of the list
+        `known` is assigned the position of the nearest preceding message in `known`. If two
+        messages have the same position, their memories are sorted by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -515,7 +548,7 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """Return an updated watermark that records `messages` as read, and no failures.
+        """Return a copy of the watermark that records `messages` as read and contains no failures.
 
         Args:
             messages: The messages, which must have positions.
@@ -531,8 +564,9 @@ class Watermark:
         ]
         count = self.count + len(read_now.keys() - read_before.keys())
         next_position = max([self.next, *(message.position + 1 for message in read_now.values())])
-        progress = (tuple(newest), count, next_position, checkpoint_id)
-        return Watermark(self.extractor, *progress, self.version)
+        return Watermark(
+            self.extractor, tuple(newest), count, next_position, checkpoint_id, self.version
+        )
 
     def with_failure(
         self, error: str, failed_at: datetime, head_id: str | None, *, final: bool = False
@@ -545,9 +579,14 @@ class Watermark:
             head_id: The head of the thread at that time.
             final: Whether a retry would fail again.
         """
-        attempts = self.attempts + 1 if self.failed_head == head_id else 1
-        failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head_id)
-        return replace(failed, error=error, final=final)
+        return replace(
+            self,
+            attempts=self.attempts + 1 if self.failed_head == head_id else 1,
+            failed_at=failed_at,
+            failed_head=head_id,
+            error=error,
+            final=final,
+        )
 
     def reset_to_unread(self) -> Watermark:
         """Return a copy with no messages recorded as read, so that the whole thread is read again.
@@ -557,7 +596,7 @@ class Watermark:
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:
-        """Return whether two watermarks record the same messages as read.
+        """Return whether two watermarks record that exactly the same messages have been read.
 
         Versions of the note are ignored.
         """
@@ -567,19 +606,18 @@ class Watermark:
         """Build the store operation that writes the watermark.
 
         The watermark is stored as a note, which is an item in a namespace that perdure reserves for
-        internal use. If the store keeps versions, it rejects the write when the stored watermark
-        was modified after it had been read.
+        internal use. If the store keeps versions, it rejects the write if the stored watermark has
+        been modified since it was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
             self, mode="json", exclude={"version"}, exclude_defaults=True
         )
-        namespace_of_note, key = (
+        return build_unsearched_permanent_note_put(
             build_namespace_of_notes_about_memories(WATERMARKS, namespace),
             _build_watermark_key(self.extractor, thread_id),
-        )
-        return build_unsearched_permanent_note_put(
-            namespace_of_note, key, value, if_version=self.version
+            value,
+            if_version=self.version,
         )
 
 
@@ -595,7 +633,7 @@ async def read_watermark(
     The watermark is empty if the extractor has not read the thread yet.
 
     Args:
-        adapter: The store.
+        adapter: The adapter of the store that contains the item.
         namespace: The namespace of the thread's memories.
         thread_id: The thread.
         extractor: The name of the extractor.
@@ -612,7 +650,7 @@ async def read_watermarks(
     """Read the watermarks of threads, and return them in the same order as `watermark_keys`.
 
     Args:
-        adapter: The store.
+        adapter: The adapter of the store that contains the item.
         watermark_keys: For each thread, the namespace of its memories, and its id.
         extractor: The name of the extractor.
     """
@@ -626,24 +664,29 @@ async def read_watermarks(
         for namespace, thread in watermark_keys
     ]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
-    notes = await adapter.call("batch", ops)
-    return [empty if note is None else _decode_watermark(note) for note in notes]
+    return [
+        empty if note is None else _decode_watermark(note)
+        for note in await adapter.call("batch", ops)
+    ]
 
 
 def build_put_clearing_extraction_failure(watermark_note: Item) -> PutItem:
-    """Build the put operation that removes a recorded extraction failure from a stored watermark.
+    """Build a put operation that removes the recorded extraction failure from a watermark.
 
-    The failed extraction is not retried until the thread has a new head checkpoint. The next
-    extraction then reads both the new messages and the messages that the failed extraction should
-    have read.
+    A watermark records how far an extractor has read a thread, and whether the last extraction
+    failed.
+
+    The messages of a failed extraction are read again by the next extraction, which starts only
+    when the thread has a new head checkpoint.
     """
     watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
-    reset_mark = watermark.advance((), watermark.failed_head)
-    return reset_mark.build_put(tuple(namespace), watermark_note.value["thread_id"])
+    return watermark.advance((), watermark.failed_head).build_put(
+        tuple(namespace), watermark_note.value["thread_id"]
+    )
 
 
 def _decode_watermark(note: Item) -> Watermark:
-    """Restore a watermark from the note in which it is stored."""
+    """Restore a watermark from the store item that holds it."""
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
@@ -651,14 +694,12 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
     """Build the key of a watermark's note."""
     if extractor == TURN_EXTRACTOR:
         return thread_id
-    identity = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
-    return f"extractor-{blake2b(identity, digest_size=16).hexdigest()}"
+    return build_hashed_key("extractor", extractor, thread_id, digest_size=16)
 
 
 def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
-    """Return whether a message has not been read yet or was edited after it was read."""
-    # A message is not considered edited if a node has merely shortened it to save tokens since the
-    # extractor read it.
+    """Return whether a message is new, or was edited since an extractor last read the message."""
+    # Do not count a message as edited if a node has shortened it to save tokens.
     return read_message is None or (
         read_message.digest != message.digest and not message.is_shortened
     )

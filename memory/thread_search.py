@@ -1,12 +1,14 @@
 """Search threads for words in their messages.
 
-The messages that a search finds are never added to a prompt.
+perdure never adds the messages that a search finds to a prompt by itself. The server's MCP tool
+`search_threads` returns them to the model that calls the tool.
 
-The search uses a full-text index, the transcript index. It is stored in the same database as the
-threads, as items in separate tables, with a separate namespace for each thread owner. Each search
-first updates the index for the threads that are visible to the caller and have changed since they
-were last indexed. If messages are removed from a thread, the same transaction removes them from the
-index.
+The search uses a full-text index, the transcript index. The transcript index is stored in the same
+database as the threads, but in tables of its own. Its entries are store items, and each owner of
+threads has one namespace. Each search first updates the index for the threads that are visible to
+the caller and have changed since they were last indexed. A transaction that removes messages from a
+thread also removes all of the thread's messages from the index. The next search indexes the
+remaining messages again.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from urllib.parse import urlencode
 from langchain_core.messages import BaseMessage
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.reports import HistoryItem
-from perdure.checkpointers.said import (
+from perdure.checkpointers.transcript_index import (
     IndexProgress,
     build_message_key,
     drop_and_count_transcript_indexes,
@@ -38,7 +41,6 @@ from perdure.checkpointers.said import (
     read_index_progress_and_unindexed_items_with_times,
     save_index_progress,
 )
-from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -47,14 +49,13 @@ from perdure.errors import (
 )
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.thread_messages import ThreadMessage, parse_time
+from perdure.run_tables.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.storage.flow import Flow
-from perdure.storage.threads import ThreadPool
+from perdure.storage.thread_pools import ThreadPool
 from perdure.stores.base import FoundItem, Provenance, PutItem
 from perdure.stores.namespaces import encode_namespace_path
-from perdure.stores.parts import TRANSCRIPT_PREFIX
-from perdure.stores.store import Store
-from perdure.stores.text import (
+from perdure.stores.search.text import (
     detect_language,
     extract_query_words_with_stems,
     find_nearest_words,
@@ -62,6 +63,8 @@ from perdure.stores.text import (
     iter_stems,
     tokenize,
 )
+from perdure.stores.store import Store
+from perdure.stores.store_parts import TRANSCRIPT_PREFIX
 
 _LOG = logging.getLogger("perdure")
 # Threshold for committing a transaction. Once this many messages are waiting to be indexed, they
@@ -74,8 +77,8 @@ _MESSAGES_PER_TRANSACTION: Final = 400
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
-# Number of messages on the first page of search results. Each further page is four times as large
-# as the page before.
+# Number of messages on the first page of search results. Each subsequent page is four times as
+# large as the previous one.
 _PAGE_SIZE: Final = 64
 # Name of the checkpointer attribute that holds its `TranscriptSearch`.
 _SEARCH_ATTRIBUTE: Final = "_thread_search"
@@ -84,7 +87,7 @@ _TICK_S: Final = 0.1
 # Maximum number of characters that an excerpt shows before its first matching word, unless the
 # match is near the end of the text.
 _EXCERPT_LEAD_CHARS: Final = 40
-# Matches a piece of text without spaces. Apostrophes and commas within the piece belong to it.
+# Matches a word or number, including inner apostrophes and commas, as in "don't" or "1,000".
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
 """A function that is called with two numbers: threads indexed so far, and all threads to index."""
@@ -141,7 +144,7 @@ class ThreadHit:
 
     @property
     def marked(self) -> str:
-        """The excerpt as one line of text, with each matching word enclosed in double asterisks."""
+        """The excerpt on one line, with each word that matches the query in double asterisks."""
         pieces = (
             f"**{piece}**" if marked else piece for piece, marked in self.split_excerpt_at_matches()
         )
@@ -170,8 +173,9 @@ class VisibleThreads:
     """The threads that a caller may see.
 
     Attributes:
-        query: The query for these threads.
-        match: Returns a true value for each thread of the query that is visible.
+        query: Selects the threads that may be visible.
+        match: Is called with each thread that the query selects, and returns a true value if the
+            caller may see the thread.
     """
 
     query: ThreadQuery = field(default_factory=ThreadQuery)
@@ -179,7 +183,7 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """The owner to which the query is limited, or None if it does not specify an owner."""
+        """The owner whose threads the query selects, or None if the query specifies no owner."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
@@ -191,7 +195,8 @@ class _ThreadIndexingStep(NamedTuple):
         thread_id: The thread.
         before: The progress of the thread's index before this step.
         after: The progress after this step.
-        items: The items of the thread's log, each with the time at which it was stored.
+        items: The items of the thread's log that this step indexes, each with the time at which it
+            was stored.
     """
 
     thread_id: str
@@ -205,7 +210,7 @@ class _IndexingJob:
 
     Attributes:
         total: The number of threads to index.
-        done_count: The number of threads that are indexed.
+        done_count: The number of threads that the job has already indexed.
         future: The future of the job, which completes when the job has ended.
     """
 
@@ -224,9 +229,9 @@ class TranscriptSearch:
 
     def __init__(self, saver: Checkpointer, store: Store) -> None:
         self._saver, self._list = saver, ThreadList(saver)
-        self._database, self._sql = saver.database, saver._sql
-        self._parts = store._parts.build_parts_for_table_prefix(
-            TRANSCRIPT_PREFIX, saver.database, saver._seal
+        self._database, self._sql = saver.database, saver.parts.sql
+        self._parts = store.parts.build_parts_for_table_prefix(
+            TRANSCRIPT_PREFIX, saver.database, saver.parts.seal
         )
         self._index = Store(self._parts)
         self._lock, self._jobs = threading.Lock(), dict[Hashable, _IndexingJob]()
@@ -235,28 +240,31 @@ class TranscriptSearch:
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
         """Return the `TranscriptSearch` of a checkpointer.
 
-        The `TranscriptSearch` is created when this function is first called for the checkpointer.
+        If the checkpointer does not have a `TranscriptSearch` yet, it is created.
 
-        The `TranscriptSearch` object is kept for as long as the checkpointer exists, because it
-        holds an in-memory index.
+        The `TranscriptSearch` object is kept for as long as the checkpointer exists, so that later
+        searches find the index in memory and need not read all of it from the database again.
 
         Raises:
-            ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
-                one database.
+            ConfigurationError: The checkpointer or the store is not perdure's, they use different
+                databases, or they use an in-memory database.
         """
-        expected = "a checkpointer of perdure, like SQLiteCheckpointer.open(path)"
-        check_instance("saver", saver, Checkpointer, expected)
+        check_instance(
+            "saver",
+            saver,
+            Checkpointer,
+            "a checkpointer of perdure, like SQLiteCheckpointer.open(path)",
+        )
         check_instance("store", store, Store, "a store of perdure, like SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
         location, store_location = saver.database.location_key, store.database.location_key
         if location is None or location != store_location:
             raise ConfigurationError(
-                f"the store is in the database {store.database.path!r}, but the threads are in "
+                f"the store is in {store.database.path!r}, but the threads are in "
                 f"{saver.database.path!r}; to search threads, both must be in the same database "
-                "on disk, so that a thread's index entries are deleted together with the thread. "
-                "Open the store with SQLiteStore.open(PATH), where PATH is the database of the "
-                "threads"
+                "on disk. Open the store with SQLiteStore.open(PATH), where PATH is the database "
+                "of the threads"
             )
         search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store
@@ -309,17 +317,18 @@ class TranscriptSearch:
     ) -> dict[str, ListedThread]:
         """Return the visible threads that also match `query_options`, keyed by thread id."""
         query = replace(visible.query, **query_options)
-        # The third argument limits the number of threads. It is so large that it has no effect.
+        # Pass a limit that is so large that all threads are returned.
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
     def _hash_owner(self, owner: object) -> str:
         """Return the label of the namespace that holds an owner's index entries.
 
-        The label is a hash of the owner, so it does not reveal the owner's name.
+        The namespace label is a hash of the owner, so that the label does not reveal the owner's
+        name.
         """
         data = repr(owner).encode(errors="surrogatepass")
-        return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
+        return blake2b(data, digest_size=16, key=self._saver.parts.seal.hash_key).hexdigest()
 
     # -- indexing
 
@@ -328,13 +337,13 @@ class TranscriptSearch:
     ) -> int:
         """Index the visible threads that have changed, and return how many remain to be indexed.
 
-        Wait at most `wait_s` seconds. If some threads are not indexed by then, indexing continues
-        in the background. In a read-only database, nothing is indexed.
+        Wait at most `wait_s` seconds. If indexing takes longer than `wait_s`, it continues in the
+        background. In a read-only database, nothing is indexed.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # Run the loop twice, because an indexing job that was already running when the search began
-        # may index other threads of the owner, or may have missed the latest changes to the
-        # threads.
+        # Run the loop twice, because the first indexing job may have started before this search.
+        # Such a job can miss visible threads, or the latest changes in these threads. The second
+        # job then indexes the remaining changes.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
@@ -371,7 +380,8 @@ class TranscriptSearch:
                     with self._lock:
                         del self._jobs[owner]
 
-            # The pool uses a daemon thread, so that indexing does not keep the process alive.
+            # Run the indexing job in a daemon thread, so that a running job does not prevent the
+            # process from exiting.
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
             job.future = pool.submit(index_and_remove_job, is_async=False)
             self._jobs[owner] = job
@@ -382,8 +392,8 @@ class TranscriptSearch:
     ) -> None:
         """Index threads, committing the index entries in several transactions.
 
-        Each thread is indexed in one or more steps. A single transaction can contain the index
-        entries of several steps.
+        Each thread is indexed in one or more steps. The index entries of several indexing steps can
+        be written in the same transaction.
         """
         steps = list[_ThreadIndexingStep]()
         for number, (thread_id, owner) in enumerate(thread_ids_and_owners, 1):
@@ -408,11 +418,12 @@ class TranscriptSearch:
         """
         path = encode_namespace_path([self._hash_owner(owner)])
         try:
-            unread_items = self._saver._read(
-                lambda: read_index_progress_and_unindexed_items_with_times(
-                    self._saver._threads, thread_id, path
+            with collector_paused():
+                unread_items = self._saver.database.read(
+                    lambda: read_index_progress_and_unindexed_items_with_times(
+                        self._saver.parts.maintenance.threads, thread_id, path
+                    )
                 )
-            )
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
             _LOG.warning(
                 "thread %.80r is not searched, because it cannot be read: %s", thread_id, exc
@@ -424,8 +435,8 @@ class TranscriptSearch:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.get_indexed_position(path)
             after = before._replace(position=position, path=path)
-            # The version token -1 marks a thread for which more indexing steps follow. No actual
-            # version token is -1, so the thread still counts as unindexed.
+            # The version token -1 marks a partly indexed thread. Real version tokens are never -1,
+            # so a partly indexed thread is treated as unindexed.
             yield _ThreadIndexingStep(
                 thread_id, before, after if not items else after._replace(version_token=-1), part
             )
@@ -434,42 +445,46 @@ class TranscriptSearch:
     def _index_messages_of_steps(self, steps: Sequence[_ThreadIndexingStep]) -> None:
         """Write the index entries of several indexing steps in one transaction.
 
-        The transaction also records how far each thread has been indexed. A step is skipped if
-        another process has indexed the thread in the meantime, or if something was removed from the
+        The transaction also stores how far each thread has been indexed. Skip an indexing step if,
+        after the step was prepared, another process indexed the thread or data was removed from the
         thread.
         """
         if not steps:
             return
-        advances = [step[:3] for step in steps]
         puts = [
-            self._parts.prepare_puts(self._iter_puts_of_indexed_messages(step)) for step in steps
+            self._parts.preparer.prepare_puts(self._iter_puts_of_indexed_messages(step))
+            for step in steps
         ]
 
         def flow() -> Flow[None]:
-            are_advanced = yield from save_index_progress(self._sql, advances)
+            are_advanced = yield from save_index_progress(self._sql, [step[:3] for step in steps])
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
-        # Prevent concurrent transactions from writing to the same namespace, because item ids must
-        # increase within a namespace.
+        # Prevent concurrent transactions from writing to the same namespace. A search reads only
+        # the index entries whose ids are higher than the last id that it has read, so entries must
+        # be committed in the order of their ids.
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
-        self._database.write(flow, exclusive_names=[*names], own_writes=self._saver._own_writes)
+        self._database.write(
+            flow, exclusive_names=[*names], own_writes=self._saver.parts.own_writes
+        )
 
     def _iter_puts_of_indexed_messages(self, step: _ThreadIndexingStep) -> Iterator[PutItem]:
-        """Yield the write operations that add the messages in an indexing step to the index.
+        """Yield the write operations that add an indexing step's messages to the index.
 
-        Tool messages and system messages are skipped. Messages with `{"remember": False}` in their
-        `response_metadata` are skipped unless it also contains `{"searched": True}`.
+        Tool messages and system messages are not added to the index. A message with `{"remember":
+        False}` in its `response_metadata` is added to the index only if the metadata also contains
+        `{"searched": True}`.
         """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
             message = item.value
             thread_message = ThreadMessage(message, getattr(message, "id", None) or "")
-            is_searched = isinstance(message, BaseMessage) and thread_message.role in (
-                "user",
-                "assistant",
-            )
-            if is_searched and thread_message.searched_text:
+            if (
+                isinstance(message, BaseMessage)
+                and thread_message.role in ("user", "assistant")
+                and thread_message.searched_text
+            ):
                 value = {
                     "text": thread_message.searched_text[:_MAX_MESSAGE_CHARS],
                     "role": thread_message.role,
@@ -504,8 +519,8 @@ def _build_thread_hit(query: str, item: FoundItem, thread: ListedThread) -> Thre
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions at which the words of a query occur in a text.
 
-    A query word also matches its inflected forms. A misspelt query word matches similar words in
-    the text.
+    A query word also matches its inflected forms. A query word that does not occur in the text may
+    be misspelt, so it also matches similar words in the text.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -528,8 +543,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(piece[0])
         stemmed = (stem for _, stem in iter_stems(piece[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # If a piece of text without spaces contains several words, as in Chinese or when words
-            # are joined by a comma, mark only the matching part.
+            # If a piece of text without spaces contains several words, as in Chinese, mark only the
+            # matching word. If the piece of text is a single word, mark the whole word.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, piece[0], re.IGNORECASE):
                 marked_positions |= {
@@ -559,13 +574,15 @@ def search_threads(
     """Find threads by searching for words in their messages.
 
     The search also matches inflected forms of the words in `text`, and similar words if a word is
-    misspelt. The first search indexes all threads that the user can see, starting with the one that
-    was changed last. Later searches index only the threads that have changed since they were last
-    indexed. The index is stored in separate tables that only `search_threads` reads, so indexed
-    text never appears in a prompt, in recalled memories or in a store search. The index entries of
-    a thread or a message are deleted together with the thread or the message. The search ignores
-    all tool messages and system messages. It also ignores messages with `{"remember": False}` in
-    their `response_metadata`, unless `{"searched": True}` is there too.
+    misspelt. The first search indexes all threads that match `user` and `filter`, most recently
+    changed first. Later searches index only the matching threads that are not indexed yet or have
+    changed since they were last indexed. The index is stored in separate tables, so indexed text
+    never appears in recalled memories or in a store search. perdure adds no indexed text to a
+    prompt by itself. The index entries of a thread or a message are deleted together with the
+    thread or the message. The search ignores all tool messages and system messages. The search
+    skips messages whose `response_metadata` contains `{"remember": False}`, with one exception. A
+    human or AI message with `{"remember": False}` in its `response_metadata` is searched if its
+    `response_metadata` also contains `{"searched": True}`.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -579,18 +596,19 @@ def search_threads(
             is, and indexing continues in the background. The attribute `unread` of the result is
             the number of threads that are not indexed yet. None means to wait until all threads are
             indexed.
-        progress: Called during the wait with the number of indexed threads, and of all threads to
-            index.
+        progress: Called during the wait with two numbers: the threads indexed so far, and all
+            threads to index.
 
     Returns:
         The threads, best match first, each with its best-matching message.
 
     Raises:
-        ConfigurationError: An argument is wrong, or the store is in another database.
+        ConfigurationError: An argument is wrong, the store is in another database than the threads,
+            or the database is in memory.
     """
     check_text("text", text)
     if user is not None:
-        check_user("user", user, "give None for all users")
+        check_user("the argument 'user'", user, "pass None for all users")
     metadata = check_instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
     conditions = [
         (check_instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata
@@ -623,7 +641,7 @@ def delete_transcript_index(saver: Checkpointer) -> None:
     The next search rebuilds the index.
     """
     while saver.database.write(
-        lambda: drop_and_count_transcript_indexes(saver._sql, _THREADS_PER_TRANSACTION),
+        lambda: drop_and_count_transcript_indexes(saver.parts.sql, _THREADS_PER_TRANSACTION),
         deletes_rows=True,
     ):
         pass

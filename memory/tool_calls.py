@@ -30,33 +30,6 @@ CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call", "custo
 In some messages, the content block is the only place that contains the call.
 """
 
-_APPLICATION_CALL_ID_KEYS: Final[Mapping[str, str]] = {
-    "tool_use": "id",
-    "tool_call": "id",
-    "function_call": "call_id",
-    "custom_tool_call": "call_id",
-    "computer_call": "call_id",
-    "apply_patch_call": "call_id",
-    "local_shell_call": "call_id",
-    "shell_call": "call_id",
-    "mcp_approval_request": "id",
-}
-"""The key of the call's id, by the type of the content block.
-
-The blocks contain calls that the application answers.
-"""
-
-_PROVIDER_CALL_ID_KEYS: Final[Mapping[str, str]] = {
-    "server_tool_use": "id",
-    "mcp_tool_use": "id",
-    "server_tool_call": "id",
-    "tool_search_call": "call_id",
-}
-"""The key of the call's id, by the type of the content block.
-
-The blocks contain calls that the provider answers.
-"""
-
 _RESULT_CALL_ID_KEYS: Final[Mapping[str, str]] = {
     "tool_result": "tool_use_id",
     "server_tool_result": "tool_call_id",
@@ -89,6 +62,22 @@ CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
 - `"unparsed"` calls were never run, because their arguments could not be parsed.
 """
 
+_CALL_ID_KEYS_AND_KINDS: Final[Mapping[str, tuple[str, CallKind]]] = {
+    "tool_use": ("id", "tool"),
+    "tool_call": ("id", "tool"),
+    "function_call": ("call_id", "tool"),
+    "custom_tool_call": ("call_id", "custom"),
+    "computer_call": ("call_id", "client"),
+    "apply_patch_call": ("call_id", "client"),
+    "local_shell_call": ("call_id", "client"),
+    "shell_call": ("call_id", "client"),
+    "mcp_approval_request": ("id", "client"),
+    "server_tool_use": ("id", "server"),
+    "mcp_tool_use": ("id", "server"),
+    "server_tool_call": ("id", "server"),
+    "tool_search_call": ("call_id", "server"),
+}
+"""The key of the call's id, and the kind of the call, by the type of the content block."""
 ANSWERED_BY_MESSAGE: Final = frozenset({"tool", "custom", "function"})
 """Kinds of tool calls for which a message can say that the result is missing."""
 
@@ -129,16 +118,17 @@ def find_tool_calls(message: AIMessage) -> list[Call]:
         Call(call["id"], call["name"], "custom" if call["id"] in custom else "tool", index)
         for index, call in enumerate(tool_calls)
     ]
-    for index, entry in enumerate(unparsed):
-        calls.append(Call(entry["id"], entry["name"] or "", "unparsed", index))
+    calls += [
+        Call(entry["id"], entry["name"] or "", "unparsed", index)
+        for index, entry in enumerate(unparsed)
+    ]
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_from_block(block)
         # If the message has entries in `tool_calls` or `invalid_tool_calls`, skip content blocks
-        # that have no call id, because such a block probably duplicates one of these entries.
-        if call is None or call.id in listed_ids or (listed_ids and not call.id):
-            continue
-        calls.append(call)
+        # that have no call id, because they probably duplicate these entries.
+        if call is not None and call.id not in listed_ids and (call.id or not listed_ids):
+            calls.append(call)
     function = kwargs.get("function_call")
     if not calls and isinstance(function, Mapping):
         name = str(function.get("name") or "")
@@ -195,7 +185,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
 def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the provider-specific content block that a langchain `non_standard` block wraps.
 
-    Blocks of all other types are returned unchanged.
+    If the block is not of the type `non_standard`, it is returned unchanged.
     """
     value = block.get("value") if block.get("type") == "non_standard" else None
     return value if isinstance(value, dict) else block
@@ -211,9 +201,10 @@ def rewrite_tool_calls(
 ) -> AIMessage:
     """Return a copy of an AI message with its tool calls in a form that providers accept.
 
-    If nothing has to be changed, the original message object is returned. If a tool call occurs
-    only in a content block, it is added to `tool_calls`, so that every provider's client library
-    can send it in the format that the provider expects.
+    If the tool calls and tool results in the message need no change, the original message object is
+    returned instead of a copy. If a tool call occurs only in a content block, it is added to
+    `tool_calls`, so that every provider's client library can send it in the format that the
+    provider expects.
 
     Args:
         message: The AI message.
@@ -232,7 +223,7 @@ def rewrite_tool_calls(
         entry = (
             None
             if position in removed_positions
-            else _build_tool_calls_entry_or_none(message, call)
+            else _get_or_build_tool_calls_list_entry(message, call)
         )
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
@@ -256,8 +247,8 @@ def rewrite_tool_calls(
     elif sentences:
         content = "\n\n".join([*filter(str.strip, [content]), *sentences])
     kwargs = dict(message.additional_kwargs)
-    # If the attribute `tool_calls` is empty, langchain-openai falls back to
-    # `additional_kwargs["tool_calls"]`, so that key is removed.
+    # Remove the key `tool_calls` from `additional_kwargs`. langchain-openai sends the tool calls
+    # under this key if the message's attribute `tool_calls` is empty.
     kwargs.pop("tool_calls", None)
     if isinstance(older := kwargs.get("tool_outputs"), list):
         kwargs["tool_outputs"] = [block for block in older if not is_removed(block)]
@@ -276,8 +267,8 @@ def _build_predicate_for_removed_content_blocks(
 ) -> Callable[[Any], bool]:
     """Build a predicate that selects the content blocks that `rewrite_tool_calls` must remove."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # Remove the content block of each call that is removed or gets a new id. For a call with a new
-    # id, the provider's client library rebuilds the content block from `tool_calls`.
+    # Also remove the content block of a tool call that gets a new id, because the provider's client
+    # library builds a new block from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
@@ -316,8 +307,8 @@ def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
     """Build an id for a tool call whose id is missing or not unique within its message.
 
-    The same tool call always gets the same id. The id has at most 40 characters, as OpenAI
-    requires.
+    The same tool call always gets the same id. The returned id has at most 40 characters, which is
+    the maximum length that OpenAI accepts.
     """
     source = f"{message.id} {call.id} {position}"
     return f"call_{blake2b(source.encode(errors='replace'), digest_size=12).hexdigest()}"
@@ -339,11 +330,11 @@ def remove_stray_result_blocks(
     return message.model_copy(update={"content": content})
 
 
-def _build_tool_calls_entry_or_none(message: AIMessage, call: Call) -> Any:
+def _get_or_build_tool_calls_list_entry(message: AIMessage, call: Call) -> Any:
     """Build the `tool_calls` or `invalid_tool_calls` entry for a tool call.
 
-    Return None if the call belongs in neither of these two lists, for example because the provider
-    executes the tool itself.
+    Return None if the tool call must not be in `tool_calls` or `invalid_tool_calls`, for example
+    because the model provider executes the tool itself.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -362,24 +353,15 @@ def _build_tool_calls_entry_or_none(message: AIMessage, call: Call) -> Any:
 
 def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
     """Return the tool call that a content block represents, or None for any other block."""
-    kind = str(block.get("type"))
-    if kind in _APPLICATION_CALL_ID_KEYS:
-        # OpenAI's client libraries store the call id under the key `call_id` or `id`, depending on
-        # the library's version.
-        call_id = block.get(_APPLICATION_CALL_ID_KEYS[kind]) or block.get("id")
-        name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
-        call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"
-        return Call(
-            call_id if isinstance(call_id, str) else None,
-            name,
-            "custom" if kind == "custom_tool_call" else call_kind,
-            block=block,
-        )
-    if kind in _PROVIDER_CALL_ID_KEYS:
-        call_id = block.get(_PROVIDER_CALL_ID_KEYS[kind]) or block.get("id")
-        name = str(block.get("name") or kind)
-        return Call(call_id if isinstance(call_id, str) else None, name, "server", block=block)
-    return None
+    block_type = str(block.get("type"))
+    if block_type not in _CALL_ID_KEYS_AND_KINDS:
+        return None
+    key, kind = _CALL_ID_KEYS_AND_KINDS[block_type]
+    # OpenAI's client libraries store the call id under the key `call_id` or `id`, depending on the
+    # library's version.
+    call_id = block.get(key) or block.get("id")
+    name = str(block.get("name") or ("" if block_type in CALL_BLOCKS else block_type))
+    return Call(call_id if isinstance(call_id, str) else None, name, kind, block=block)
 
 
 def _find_call_id_of_result(block: Mapping[str, Any]) -> str | None:

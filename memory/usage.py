@@ -20,7 +20,7 @@ _PROVIDERS: Final = (
     "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
     "bedrock_converse|ollama|groq|mistralai|deepseek|xai|together|fireworks|cohere|openrouter"
 )
-# Matches what precedes a model name, such as "openai:" or "models/".
+# Matches the provider or path prefix of a model name, such as "openai:" or "models/".
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 # Matches the version at the end of a model name, such as "-2024-08-06", "@20240806", "-002" or
 # ":latest".
@@ -33,8 +33,8 @@ _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 def read_reported_total_tokens(message: BaseMessage) -> int:
     """Return the total number of tokens in a request and its response.
 
-    Return 0 if the response reports no input tokens, or if the total exceeds `_MAX_TOKENS`. Cached
-    input tokens are included in the total.
+    Return 0 if the response does not report a number of input tokens, or if the total is
+    implausible because it exceeds `_MAX_TOKENS`. Cached input tokens are included in the total.
     """
     usage = _read_usage(message)
     if not usage:
@@ -50,7 +50,10 @@ def read_reported_total_tokens(message: BaseMessage) -> int:
 
 
 def read_reported_output_tokens(message: BaseMessage) -> int:
-    """Return the output token count, excluding reasoning tokens, or 0 if it is not reported."""
+    """Return the number of output tokens that a response reports, excluding reasoning tokens.
+
+    Return 0 if the response does not report its output tokens.
+    """
     usage = _read_usage(message)
     if not usage:
         return 0
@@ -70,7 +73,7 @@ def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names could refer to the same model.
 
     None stands for an unknown model name, which matches every model. Provider prefixes and version
-    suffixes are ignored.
+    suffixes in the names are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)

@@ -20,11 +20,11 @@ from perdure.stores.base import (
     TransferReport,
     VersionRetention,
 )
-from perdure.stores.embedders import Embedder, embedder_from
-from perdure.stores.ranking import Weights
+from perdure.stores.search.embedders import Embedder, embedder_from
+from perdure.stores.search.ranking import Weights
+from perdure.stores.search.vectors import Model
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.store import ScopedStore
-from perdure.stores.vectors import Model
 from perdure.stores.whole_store import WholeStore
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if find_spec("psycopg") is None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the classes that need the `postgres` extra lazily, on first use."""
+    """Import `PostgresStore` on first access, because this class needs the extra `postgres`."""
     if name == "PostgresStore":
         from perdure.stores.postgres import PostgresStore
 

@@ -1,4 +1,4 @@
-"""Define the store's data classes: provenance, items, versions, reports and receipts."""
+"""Define the store's dataclasses: provenance, items, versions, reports and receipts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of an item. All fields are optional, and searches can filter by any of them."""
+    """The origin of an item.
+
+    All provenance fields are optional and can be used in search filters.
+    """
 
     thread_id: str | None = None
-    # Id of a checkpoint in the thread `thread_id`
+    # Id of the checkpoint, in the thread `thread_id`, from which the item was created
     checkpoint_id: str | None = None
     # Ids of the messages that the item was made from
     message_ids: tuple[str, ...] = ()
@@ -119,8 +122,9 @@ class FoundItem(SearchItem):
         score: float | None = None,
         parts: Mapping[str, float] | None = None,
     ) -> None:
-        identity = item.namespace, item.key, item.value
-        super().__init__(*identity, item.created_at, item.updated_at, score)
+        super().__init__(
+            item.namespace, item.key, item.value, item.created_at, item.updated_at, score
+        )
         self.version, self.provenance = item.version, item.provenance
         self.valid_from, self.valid_to = item.valid_from, item.valid_to
         self.expires_at = item.expires_at
@@ -129,11 +133,11 @@ class FoundItem(SearchItem):
 
 @dataclass(frozen=True, slots=True)
 class VersionRetention:
-    """A retention rule for the closed versions of items.
+    """A retention rule for item versions that are no longer current.
 
     A closed version is one that was replaced or deleted, or that has expired. A closed version is
-    kept if it satisfies at least one of the two limits, `last` or `days`. The current version of a
-    key is always kept.
+    kept if it satisfies at least one of the two limits, `last` or `days`. A retention rule never
+    deletes the current version of a key.
     """
 
     # Number of most recent closed versions to keep for each key
@@ -159,10 +163,10 @@ class RemovableVersions:
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """The database's query plan for a search without a query text."""
+    """The database's query plan for a search without query text."""
 
-    # JSON paths with a database index that the search uses. If empty, the search scans all items
-    # under the prefix.
+    # Indexed JSON paths that the search uses. If the search uses no index, it scans all items under
+    # the prefix.
     indexes: tuple[str, ...]
     # Lines of the database's own query plan
     steps: tuple[str, ...]
@@ -175,7 +179,7 @@ class RankExplanation:
     reason: str
     # Rank of the item in the search results, starting at 1, or None if the search excludes the item
     rank: int | None = None
-    # Components of the score, by name; their sum is the score
+    # Components of the item's score in the search, by name. The score is the sum of its components.
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -183,7 +187,7 @@ class RankExplanation:
 class PendingEmbedding:
     """An item that was stored without embeddings because the embedder failed on its text.
 
-    The item can still be found by keyword search.
+    An item without embeddings can still be found by keyword search.
     """
 
     namespace: Namespace
@@ -194,26 +198,30 @@ class PendingEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `forget` or `forget_author`.
+    """The report of an erasure, which `forget` and `forget_author` return.
 
     After a dry run (`dry_run`), the receipt counts and lists the data that would be removed.
 
     The attribute `clean` is true if no byte of the removed items is left in the database file or
-    its WAL. It is false after a dry run, if another process is still reading an older snapshot, or
-    if the disk has no room for a copy of the database file. On Postgres, `clean` is false after
-    every erasure that removed something, because Postgres does not overwrite deleted bytes.
+    its WAL. `clean` is false in three cases: the erasure was a dry run, another process is still
+    reading an older snapshot, or the disk has no room for a copy of the database file. On Postgres,
+    `clean` is false after every erasure that removed something, because Postgres does not overwrite
+    deleted bytes.
 
-    The receipt does not cover copies of a removed text elsewhere, such as quotations in the
-    messages of a conversation. Each hash can prove that a certain text was erased, without
-    revealing the text.
+    A `Receipt` reports which items an erasure removed, and how many messages the erasure removed.
+    The receipt does not cover copies of a removed text elsewhere, such as quotations in other
+    messages. Each hash in the receipt can prove that a certain text was erased, without revealing
+    the text.
     """
 
     items: int  # Number of removed current items
     # Number of removed versions that were no longer current, including versions of items that were
     # deleted earlier
     versions: int
-    # Number of messages removed from threads; each stored copy of a message is counted. After a dry
-    # run, the number of message ids in the provenance of the items.
+    # Number of messages that the erasure removed from threads. Each stored version of a message is
+    # counted. Each stored object that contained an erased message is also counted. After a dry run,
+    # the field instead counts the source messages of the item versions that would be removed.
+    # Source messages are the messages that an item version's provenance names.
     messages: int
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     # BLAKE2b-128 hash of each removed value's JSON, in hexadecimal
@@ -224,14 +232,16 @@ class Receipt:
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
     clean: bool
-    # Tasks that were cancelled because they quoted an erased message, as strings of the form
-    # `thread_id: node:task_id`
+    # Pending tasks that were cancelled because they depended on an erased message, for example
+    # because their input quoted the message. Each string has the form `thread_id:
+    # namespace|node:task_id`. The checkpoint namespace is omitted for a task of the root graph. The
+    # task id is omitted for a task that stored nothing.
     cancelled: tuple[str, ...] = ()
     # Total size of the removed versions in bytes. `forget` adds up the sizes of the stored values
     # and provenance. `forget_author` adds up the sizes of the values as JSON.
     size_bytes: int = 0
-    # Namespaces that have the forgotten person's name as one of their labels but were not erased.
-    # Only `perdure.memory` sets this.
+    # Namespaces that were not erased although one of their labels is the forgotten person's name.
+    # Set only by `perdure.memory`.
     others: tuple[Namespace, ...] = ()
     # Number of versions that were kept, but from which the author's name was removed
     handed_over: int = 0
@@ -242,9 +252,9 @@ class Receipt:
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
-        """Return a receipt that combines two receipts.
+        """Return a receipt that combines the counts and lists of two receipts.
 
-        The combined receipt is `clean` only if both receipts are.
+        The combined receipt has `clean` set to true only if `clean` is true in each receipt.
         """
         return Receipt(
             self.items + other.items,
@@ -264,13 +274,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSize:
-    """The size of a namespace, or of all namespaces under a prefix.
+    """The number and total bytes of the items in a namespace, or in all namespaces under a prefix.
 
-    Expired items are counted until they are swept.
+    An expired item is included in the counts until `sweep_ttl` removes it from the current items.
     """
 
     namespace: Namespace
-    # Number of non-empty namespaces that the size covers: 1 for a single namespace, and possibly
+    # Number of non-empty namespaces whose items are counted: 1 for a single namespace, possibly
     # more for a prefix
     namespaces: int
     items: int
@@ -291,8 +301,9 @@ class StoreStats:
     """Counts and sizes of a store.
 
     The attribute `pending` is the number of items without embeddings from the store's current
-    model. These are the items that `pending_embeddings()` returns, plus the items that still have
-    embeddings from an earlier model because `reembed()` has not processed them yet.
+    model. The number of pending items includes the items that `pending_embeddings()` returns, and
+    the items that still have embeddings from an earlier model because `reembed()` has not processed
+    them yet.
     """
 
     namespaces: int  # Number of namespaces with items
@@ -329,7 +340,8 @@ class TransferReport:
     def __add__(self, other: TransferReport) -> TransferReport:
         """Merge two reports into one.
 
-        Counts are summed, and the tuples of refused items are concatenated.
+        In the merged report, each count is the sum of the two reports' counts, and the tuple of
+        refused items is the concatenation of the two tuples.
         """
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

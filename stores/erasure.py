@@ -1,13 +1,14 @@
 """Erase items, including all their versions, indexed words and embeddings.
 
-If a checkpointer is given, the messages from which the items were created are erased too.
+If a checkpointer is passed, the messages from which the items were created are erased from its
+threads too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,15 +16,15 @@ from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import parse_filter
+from perdure.stores.item_reader import Selection, from_microseconds
 from perdure.stores.namespaces import check_item_key, decode_namespace_path, prefix_range
-from perdure.stores.parts import StoreParts
-from perdure.stores.reading import Selection, from_microseconds
-from perdure.stores.text import tokenize, tokenize_query
+from perdure.stores.search.text import tokenize, tokenize_query
+from perdure.stores.store_parts import StoreParts
 from perdure.stores.values import WHOLE, extract_texts
 
 
 class ErasedMessages(Protocol):
-    """The report that a checkpointer returns after erasing messages."""
+    """The interface of the report that a checkpointer returns after erasing messages."""
 
     @property
     def items(self) -> int:
@@ -39,7 +40,7 @@ class ErasedMessages(Protocol):
 
 
 class ErasesMessages(Protocol):
-    """The interface that `forget` requires of the checkpointer that it receives."""
+    """The interface of a checkpointer from which `Store.forget` can erase messages."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
         """Erase messages from a thread permanently. `message_ids=None` erases the whole thread."""
@@ -98,16 +99,16 @@ def forget(
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")
     if parts.root and checkpointer is not None:
         raise ConfigurationError(
-            "forget() does not accept a checkpointer on a scoped store, because items in the scope "
-            "can come from any thread; call forget() on the unscoped store, and pass the prefix of "
-            "the scope"
+            "forget() with checkpointer= is not allowed on a scoped store; call forget() on the "
+            "unscoped store, and set prefix= to the scope's prefix"
         )
     criteria = _Criteria(
         Selection(
             parts.resolve_prefix(() if prefix is None else prefix),
             parts.now(),
-            # Do not call `StoreParts.build_item_selection`, because it caches the filter. The
-            # filter may contain the very text that must be erased, from this process's memory too.
+            # Do not call `StoreParts.build_item_selection` here, because it caches the filter. The
+            # filter may contain the text to be erased, which must not stay in this process's
+            # memory.
             parse_filter(filter) if filter else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
@@ -120,8 +121,13 @@ def forget(
         else parts.database.read(lambda: _find_rows_to_erase(parts, criteria))
     )
     if dry_run:
-        messages = sum(map(len, found_rows.messages.values()))
-        return _build_erasure_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
+        return _build_erasure_receipt(
+            parts,
+            found_rows,
+            threads,
+            sum(map(len, found_rows.messages.values())),
+            is_scrubbed=False,
+        )
     # Erase messages before the store items that were derived from them. If the process dies between
     # the two steps, the items still contain the ids of the messages, so the erasure can be
     # repeated.
@@ -132,7 +138,8 @@ def forget(
         found_rows = parts.database.write(
             lambda: _erase_and_return_matching_rows(parts, criteria), deletes_rows=True
         )
-        # Also erase the source messages of item versions that were written after the first read.
+        # Item versions may have been written after the first read of the items and before the
+        # erasure. Erase the source messages of these versions too.
         messages_after = {
             thread_id: ids - (messages_before.get(thread_id) or set())
             for thread_id, ids in found_rows.messages.items()
@@ -140,8 +147,8 @@ def forget(
         reports += _erase_messages_by_thread(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
-        # This process drops the erased words and vectors from its cached indexes immediately. Other
-        # processes do so at their next search.
+        # Remove the erased words and vectors from the cached indexes of this process immediately.
+        # Other processes remove them at their next search.
         parts.database.read(parts.indexes.remove_erased_items_from_cached_indexes)
         clean = parts.database.scrub_deleted_rows()
     return _build_erasure_receipt(
@@ -180,18 +187,14 @@ def _build_erasure_receipt(
     is_scrubbed: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
-    """Build the receipt for erasing rows and messages."""
-    closed_count = sum(row[6] is not None for row in erased.rows)
-    keys = sorted({(row[1], row[2]) for row in erased.rows})
+    """Build the receipt that reports an erasure of rows and messages."""
     parts_of_rows = (part for row in erased.rows for part in row[8:10] if part is not None)
-    return Receipt(
-        items=len(erased.rows) - closed_count,
-        versions=closed_count,
+    return build_receipt(
+        parts,
+        erased.rows,
+        erased.hashes,
         messages=erased_message_count,
-        keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
-        hashes=tuple(sorted(erased.hashes)),
         threads=tuple(sorted({*erased.messages, *thread_ids})),
-        at=from_microseconds(parts.now()),
         clean=is_scrubbed,
         cancelled=cancelled,
         size_bytes=sum(
@@ -200,10 +203,36 @@ def _build_erasure_receipt(
     )
 
 
-def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
-    """Find all versions of the keys that match the criteria, and their source messages.
+def build_receipt(
+    parts: StoreParts, rows: Sequence[Row], hashes: Collection[str], **details: Any
+) -> Receipt:
+    """Build the receipt that reports the erasure of item versions.
 
-    A key matches if at least one of its versions meets all criteria.
+    Args:
+        parts: The components of the store.
+        rows: The erased versions, from the statement `all_versions` or `history`.
+        hashes: The hashes of the versions' values.
+        **details: Further fields of the receipt.
+    """
+    closed_count = sum(row[6] is not None for row in rows)
+    keys = sorted({(row[1], row[2]) for row in rows})
+    return Receipt(
+        items=len(rows) - closed_count,
+        versions=closed_count,
+        keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
+        hashes=tuple(sorted(hashes)),
+        at=from_microseconds(parts.now()),
+        **details,
+    )
+
+
+def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+    """Find the keys that match the criteria.
+
+    Return all versions of each key, and the ids of the messages from which the versions were
+    created.
+
+    A key is selected for erasure if at least one of its versions meets all criteria.
     """
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
@@ -219,7 +248,7 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
     result = _RowsToErase([row for row in rows if (row[1], row[2]) in chosen])
     for row in result.rows:
         text = records.decode_row_text(row)
-        result.hashes.add(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+        result.hashes.add(hash_erased_text(text))
         source = records.decode_provenance(row[9], *row[1:4])
         if "thread_id" in source and "message_ids" in source:
             result.messages[source["thread_id"]].update(source["message_ids"])
@@ -228,25 +257,51 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
 
 def _erase_and_return_matching_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Erase all versions of the keys that match the criteria, in one transaction."""
-    sql = parts.sql
     found_rows = yield from _find_rows_to_erase(parts, criteria)
-    ids = [(row[0],) for row in found_rows.rows]
-    paths = [(path,) for path in {row[1] for row in found_rows.rows}]
+    yield from erase_rows(parts, criteria.selection.prefix, found_rows.rows)
+    return found_rows
+
+
+def hash_erased_text(text: str) -> str:
+    """Return the BLAKE2b-128 hash of a version's JSON, in hexadecimal."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def erase_rows(
+    parts: StoreParts,
+    prefix: bytes,
+    rows: Sequence[Row],
+    rewrites: Sequence[tuple[Row, list[Statement]]] = (),
+) -> Flow[None]:
+    """Delete item versions with their search data, and request a scrub of the deleted bytes.
+
+    The stored search indexes of all affected namespaces are dropped, and their change counters are
+    incremented. If no version is affected and no namespace is deleted, no scrub is requested.
+
+    Args:
+        parts: The components of the store.
+        prefix: The path under which namespaces without versions are deleted.
+        rows: The versions to delete, from the statement `all_versions` or `history`.
+        rewrites: Further versions, each with the statements that remove texts from it.
+    """
+    sql = parts.sql
+    affected_rows = [*rows, *(row for row, _ in rewrites)]
+    paths = [(path,) for path in {row[1] for row in affected_rows}]
     for statement in ("drop_search_index", "count_namespace_change"):
         yield Statement(sql[statement], paths, execute_many=True)
-    current_ids = [(row[0],) for row in found_rows.rows if row[6] is None]
+    for _, statements in rewrites:
+        yield statements
+    current_ids = [(row[0],) for row in rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], current_ids, execute_many=True)
+    ids = [(row[0],) for row in rows]
     for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
         yield sql.build_batch_statement(statement, ids)
-    emptied_namespaces = yield sql(
-        "drop_empty_namespaces", *prefix_range(criteria.selection.prefix)
-    )
-    if ids or emptied_namespaces:
+    emptied_namespaces = yield sql("drop_empty_namespaces", *prefix_range(prefix))
+    if paths or emptied_namespaces:
         yield sql("drop_orphaned_search_indexes")
         yield from parts.writer.clear_embedding_errors()
         yield sql("increment_setting", "erasures")
         yield from parts.database.request_scrub_of_deleted_rows()
-    return found_rows
 
 
 def _check_criteria_and_return_if_all_unset(
@@ -284,7 +339,7 @@ def _parse_query_words(query: str | None) -> frozenset[str]:
     if not query:
         return frozenset()
     if not isinstance(query, str):
-        raise ConfigurationError(f"the argument 'query' is {query!r}; expected text")
+        raise ConfigurationError(f"the argument 'query' is {query!r}; expected a string")
     words = frozenset(tokenize_query(query))
     if not words:
         raise ConfigurationError(

@@ -1,11 +1,14 @@
 """Build SQL conditions that preselect the rows that could match a filter.
 
 The SQL condition for a filter may select too many rows, but never misses a row that the filter
-matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
-tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte`. Its operand must
-be text, a number or a boolean, or a list of these for `$in`. All other comparisons, and all
-negations, are replaced with the SQL condition TRUE, which selects all rows. Comparisons with text
-or numbers that SQLite cannot compare reliably are also replaced with TRUE.
+matches. After the SQL query, `Filter.matches` checks each row that the SQL condition has selected.
+A comparison is tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte`.
+The operand must be text, a number or a boolean. For `$in`, the operand must be a list of strings,
+numbers or booleans. Comparisons with another operator or another type of operand are replaced with
+the SQL condition TRUE, which selects all rows. A negated condition is translated to the SQL
+condition TRUE, which selects all rows. `Filter.matches` evaluates the negation after the SQL query.
+The SQL may then select too many rows, but misses no row that the filter matches. Comparisons that
+SQLite cannot evaluate reliably are replaced with the SQL condition TRUE.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple, Self, TypeGuard
 
 from perdure.errors import ConfigurationError
@@ -34,10 +37,11 @@ from perdure.stores.filters import (
 # maximum length of an SQL condition in characters, which keeps expressions within SQLite's depth
 # limit
 _MAX_SQL_LENGTH = 10_000
-# Maximum number of JSON paths to which one filter field can expand. Fields with more paths are not
-# tested in SQL; their SQL condition is TRUE.
+# Maximum number of JSON paths to which one filter field can expand. A condition on a field with
+# more paths is not tested in SQL, but replaced with TRUE, which selects all rows.
 _MAX_PATHS = 8
-# largest integer that SQLite reads exactly from JSON, whether the integer is written as 1 or as 1.0
+# Largest n for which SQLite reads every integer from -n to n in JSON without rounding. SQLite reads
+# these integers exactly whether they are written as 1 or as 1.0.
 _MAX_EXACT_INTEGER = 2**53
 # maximum absolute value of a number in an SQL condition; comparisons with larger numbers are not
 # tested in SQL
@@ -50,7 +54,7 @@ _IDENTIFIER_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]
 
 
 class Condition(NamedTuple):
-    """A boolean SQL expression, its parameters, and the paths whose indexes it can use."""
+    """An SQL condition: its text, its parameters, and the JSON paths whose indexes it can use."""
 
     text: str
     params: tuple[Any, ...] = ()
@@ -66,7 +70,7 @@ class Condition(NamedTuple):
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-# SQL condition that selects all rows; it replaces a part of a filter that cannot be tested in SQL
+# SQL condition that is always true, used for filter conditions that SQL cannot test
 _TRUE_CONDITION = Condition("TRUE")
 
 
@@ -75,7 +79,7 @@ def build_filter_condition(
 ) -> Condition:
     """Build an SQL condition that is true for every row that a filter matches.
 
-    The condition may also be true for other rows.
+    The condition may also be true for rows that the filter does not match.
 
     Args:
         filter: The parsed filter, which caches the condition.
@@ -102,10 +106,12 @@ def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter.
 
     An index helps only if its path is used in a comparison that every matching item must satisfy.
-    Paths used in equality tests come before paths used in range tests.
+    In the result, paths that the filter uses in equality tests come before paths used in range
+    tests.
     """
-    # `JSONLocation("", (), "index")` is a placeholder for the location of an indexed path. With
-    # this placeholder, `_build_comparison_condition` shows whether SQL can test the comparison.
+    # To find out whether a comparison can be translated to SQL, call `_build_comparison_condition`
+    # with a dummy location. If the result is `_TRUE_CONDITION`, the comparison cannot be
+    # translated.
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_parts_of_conjunction(filter.node)
@@ -126,8 +132,8 @@ def check_index_path(path: object) -> str:
     """
     if not _is_dotted_identifier_path(path):
         raise ConfigurationError(
-            f"cannot index the path {path!r}; expected labels of letters, digits and underscores"
-            " joined by dots, like 'kind' or 'author.name'"
+            f"cannot index the path {path!r}; expected labels separated by dots, each made of "
+            "letters, digits and underscores, like 'kind' or 'author.name'"
         )
     return path
 
@@ -142,7 +148,7 @@ def _is_dotted_identifier_path(path: object) -> TypeGuard[str]:
 def _iter_parts_of_conjunction(node: Node) -> Iterator[Node]:
     """Yield the parts of a conjunction, flattening nested conjunctions.
 
-    If the filter node is not a conjunction, only the node itself is yielded.
+    If `node` is not a conjunction (an `AllOf`), yield only `node` itself.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
@@ -194,9 +200,9 @@ def _build_comparison_condition(operator: str, operand: Any, location: JSONLocat
                 if _convert_to_sql_value_if_exact(value) is None
             ]
             return join_conditions_with_or([location.build_equals_any_condition(exact), *others])
-        # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
-        # NUL character. SQLite compares the string "a\0b" as "a", which is equal to the operand "a"
-        # and not greater.
+        # All bounds in SQL conditions are inclusive, even for `$gt` and `$lt`, because SQLite
+        # truncates strings at a NUL character. SQLite compares "a\0b" as "a", so an exclusive bound
+        # "a" would wrongly exclude "a\0b".
         case "$gt" | "$gte" if bounds := _compute_bounds_of_json_extract_result(operand):
             return location.build_range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_bounds_of_json_extract_result(operand):
@@ -213,7 +219,7 @@ def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return the result of SQLite's `json_extract` for a JSON value, or None if it is uncertain.
+    """Return SQLite's `json_extract` result for a JSON value, or None if it cannot be predicted.
 
     For a boolean, the result is 0 or 1.
     """
@@ -225,10 +231,11 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 
 
 def _compute_bounds_of_json_extract_result(value: Any) -> tuple[Any, Any] | None:
-    """Return a lower and an upper bound for what SQLite's `json_extract` returns for a JSON value.
+    """Return a lower and an upper bound for SQLite's `json_extract` result, which may be rounded.
 
-    The two bounds differ for numbers, because SQLite may round them. The result is None if no
-    bounds can be given, for example because the JSON value is an object or too large a number.
+    The bounds of a number are slightly below and above the number, because SQLite may round
+    numbers. Return None if the two bounds cannot be computed, for example because `value` is a JSON
+    object or a very large number.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
@@ -243,7 +250,8 @@ def _compute_bounds_of_json_extract_result(value: Any) -> tuple[Any, Any] | None
 def _join_conditions_with_and(parts: Sequence[Condition]) -> Condition:
     """Join conditions with AND.
 
-    Conditions that would make the SQL expression too long are omitted.
+    If the SQL expression would become too long, some of the conditions are omitted. The query may
+    then select rows that do not satisfy the omitted conditions.
     """
     chosen: list[Condition] = []
     length = 0
@@ -257,8 +265,8 @@ def _join_conditions_with_and(parts: Sequence[Condition]) -> Condition:
 def join_conditions_with_or(parts: Sequence[Condition]) -> Condition:
     """Join conditions with OR.
 
-    The result is the condition TRUE if one of `parts` is TRUE or if the joined SQL expression would
-    be too long.
+    The result is the condition TRUE, which selects all rows, if one of `parts` is TRUE or if the
+    joined SQL expression would be too long.
     """
     if _TRUE_CONDITION in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _TRUE_CONDITION
@@ -280,7 +288,8 @@ def build_index_expression(path: str, column: str) -> str:
     """Build the SQL expression to index so that filters on `path` can use the index.
 
     The expression reads the field whose name is exactly `path`, even if the name contains dots. If
-    this field is missing or null, the expression follows the path into nested objects.
+    no field has exactly this name, or if the field's value is null, the expression follows `path`
+    into nested objects.
     """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
@@ -289,13 +298,14 @@ def build_index_expression(path: str, column: str) -> str:
 
 
 class JSONLocation(NamedTuple):
-    """The location of a JSON value in a column, given by one or more JSON paths.
+    """The location of a JSON value: a database column, and one or more JSON paths in its documents.
 
-    There may be several paths, because a key that contains a dot can be either a field name or a
-    path to a nested field, and because stored JSON may contain a non-ASCII key with or without
-    escapes.
+    The key `a.b` has two JSON paths, because it can mean a field named `a.b`, or the field `b` of
+    the object `a`. A key with non-ASCII characters has two forms of each JSON path, because stored
+    JSON may contain the key with or without JSON escapes.
 
-    If `paths` is empty, the value cannot be read in SQL, and every condition on the value is TRUE.
+    If `paths` is empty, SQL cannot read the value, and every condition on the value is replaced
+    with TRUE, which selects all rows.
     """
 
     column: str
@@ -316,9 +326,9 @@ class JSONLocation(NamedTuple):
         return json_condition
 
     def build_child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """Return the location of the value under a key of the object or array at this location.
+        """Extend this JSON location by a field name or array index, and return the new location.
 
-        A string `key` is the name of a field or a path. An int `key` is a position in an array.
+        A string `key` is a field name or a path. An int `key` is a position in an array.
         `is_indexed` specifies whether the database has an index on the path `key`.
         """
         paths = tuple(
@@ -329,7 +339,7 @@ class JSONLocation(NamedTuple):
 
     def list_possible_relative_json_paths(self, key: str | int) -> Sequence[Any]:
         """Return the JSON path suffixes that address the member `key` of an object or array."""
-        return [f"[{key}]"] if isinstance(key, int) else _build_json_path_suffixes(key)
+        return [f"[{key}]"] if isinstance(key, int) else _list_possible_relative_json_paths(key)
 
     def build_equals_any_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return an SQL condition that is true if the value at this location is one of `keys`.
@@ -354,7 +364,7 @@ class JSONLocation(NamedTuple):
         return self._build_sql_comparison("BETWEEN ? AND ?", low, high)
 
     def _build_sql_comparison(self, sql_comparison: str, *params: str | float | None) -> Condition:
-        """Return an SQL condition that compares the value with the given parameters."""
+        """Return an SQL condition that compares the JSON value at this location with `params`."""
         # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns arrays as JSON
         # text. The condition may therefore select rows that the filter does not match.
         if self.expression:
@@ -363,30 +373,38 @@ class JSONLocation(NamedTuple):
         return join_conditions_with_or([Condition(text, (path, *params)) for path in self.paths])
 
 
-def _build_json_path_suffixes(key: str) -> tuple[str, ...]:
+def _list_possible_relative_json_paths(key: str) -> tuple[str, ...]:
     """Return the SQLite JSON path suffixes that address the value of `key` in an object.
 
-    One suffix addresses the field whose name is exactly `key`. If `key` is a path with several
-    steps, another suffix addresses the nested field at that path. If `key` contains non-ASCII
-    characters, each suffix is returned twice: once with the characters as plain text and once with
-    JSON escapes. Both suffixes are needed, because stored JSON can contain either form and SQLite
-    3.40 compares labels without decoding escapes. The result is empty if `key` cannot be expressed
-    as an SQLite JSON path, that is, if it contains a `[*]` step, a quotation mark, a backslash, a
-    control character or a surrogate.
+    In the first returned path suffix, the whole `key` is the name of a single field, even if `key`
+    contains dots. If `key` is a path such as `a.b`, a suffix that selects the field `b` inside the
+    object `a` is also returned. If `key` contains non-ASCII characters, each suffix is returned
+    twice: once with the characters as plain text and once with JSON escapes. Stored JSON may
+    contain non-ASCII characters as plain text or as escapes. SQLite 3.40 does not decode JSON
+    escapes in field names, so a path that contains `é` does not match a field name in which `é` is
+    escaped. The result is empty if `key` cannot be expressed as an SQLite JSON path, that is, if it
+    contains a `[*]` step, a quotation mark, a backslash, a control character or a surrogate.
     """
-    step_lists = dict.fromkeys(((key,), parse_filter_path(key)))
-    if any(
-        step is ANY_ELEMENT or _UNSAFE_LABEL.search(str(step))
-        for steps in step_lists
-        for step in steps
-    ):
-        return ()
     suffixes = (
         "".join(_format_path_step(step, ascii_only) for step in steps)
-        for steps in step_lists
+        for steps in list_possible_paths(key, _UNSAFE_LABEL)
         for ascii_only in (False, True)
     )
     return tuple(dict.fromkeys(suffixes))
+
+
+def list_possible_paths(key: str | int, unsafe: re.Pattern[str]) -> Sequence[tuple[Step, ...]]:
+    """Return the paths that a filter key can mean.
+
+    In the first path, the whole key is a single step. In the second path, the key is split into
+    steps at its dots and brackets. If both paths are equal, only one path is returned.
+
+    The result is empty if a path contains a `[*]` step or a label that matches `unsafe`.
+    """
+    paths = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_filter_path(key)))
+    steps = chain.from_iterable(paths)
+    is_unsafe = any(step is ANY_ELEMENT or unsafe.search(str(step)) for step in steps)
+    return () if is_unsafe else tuple(paths)
 
 
 def _format_path_step(step: Step, ascii_only: bool) -> str:

@@ -21,9 +21,10 @@ operand. Use `$exists` to test whether a field is missing.
 A condition with `$ne`, `$nin` or `$not` also holds for a missing field. For example, `{"a": {"$ne":
 1}}` holds if the field `a` is missing, because `{"a": {"$eq": 1}}` does not hold.
 
-`$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
-compared by value and strings by code point, so ISO 8601 dates in the same format are ordered
-chronologically. Infinities compare with numbers. A comparison with NaN never holds.
+A comparison with `$gt`, `$gte`, `$lt` or `$lte` is true only if the field's value has the same type
+as the operand. Numbers are compared by value and strings by code point, so ISO 8601 dates in the
+same format are ordered chronologically. Infinities compare with numbers. A comparison with NaN
+never holds.
 
 `$contains` holds if an array has an element that equals the operand, or if a string contains the
 operand.
@@ -34,14 +35,15 @@ condition holds for every object that has at least these entries. If the conditi
 list, the field must be an array of the same length, and each element of the list is a condition on
 the array element at the same position.
 
-A key that starts with `$` is an operator. To refer to a field whose name starts with `$`, write a
-path to the field, such as `author.$ref`.
+In a filter, a key that starts with `$` is an operator. To refer to a field whose name starts with
+`$`, write a path to the field, such as `author.$ref`.
 
-A key such as `author.name` can be either a field name or a path. If the document has a field named
-exactly `author.name`, the condition applies to this field. Otherwise, the key is interpreted as a
-path to a nested field. If a path contains the `[*]` step, at least one array element must satisfy
-the whole condition. If the array is empty, or if the value is not an array, a condition on a path
-with `[*]` is evaluated as if the field were missing.
+A key with a dot, such as `author.name`, can be either a field name or a path to a nested field. If
+the document has a field named exactly `author.name`, the condition applies to this field. If the
+document has no field with this exact name, the key is interpreted as a path to a nested field. A
+path with the step `[*]` refers to the elements of an array. A condition on a path with `[*]` holds
+if one array element satisfies all parts of the condition. If the array is empty, or if the value is
+not an array, a condition on a path with `[*]` is evaluated as if the field were missing.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ _UNHASHABLE_OR_BOOL = (
     list,
 )
 _LABEL_PATTERN = r"[^.\[\]]+"
-# Positions have at most 9 digits, because SQLite stores positions in 32 bits.
+# Array positions have at most 9 digits, because SQLite stores them in 32 bits.
 _INDEX_PATTERN = r"\[(?:-?[0-9]{1,9}|\*)\]"
 _PATH_PATTERN = re.compile(
     rf"{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*(?:\.{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*)*"
@@ -98,7 +100,7 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 class Mark(Enum):
     """Sentinels for a missing value and for the `[*]` step, which selects all elements of an array.
 
-    The sentinels are distinct from every JSON value and from every label of a path.
+    The sentinels differ from every JSON value and from every field name in a path.
     """
 
     MISSING = "missing"
@@ -123,9 +125,9 @@ class Comparison(NamedTuple):
     """Compares the value with an operand.
 
     `operator` is one of the filter operators that test a value. `$ne`, `$nin` and `$not` are parsed
-    into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. Two more operators are used only
-    internally. The operator `object` is true if the value is a JSON object. The operator `array` is
-    true if the value is an array whose length is `operand`.
+    into `Negation`, `$and` into `AllOf`, and `$or` into `AnyOf`. The operators `object` and `array`
+    are used only internally. The operator `object` is true if the value is a JSON object. The
+    operator `array` is true if the value is an array whose length is `operand`.
     """
 
     operator: str
@@ -133,29 +135,30 @@ class Comparison(NamedTuple):
 
 
 class FieldCondition(NamedTuple):
-    """A condition on the value of a key in an object, or on one element of an array."""
+    """A filter condition on the value of a key in an object, or on one element of an array."""
 
-    key: str | int  # field name or path in an object, or position in an array
+    # object field (a name or a path), or array index
+    key: str | int
     condition: Node
 
 
 class AllOf(NamedTuple):
-    """A conjunction: all parts must hold.
+    """A filter condition that holds if all of its parts hold (a conjunction).
 
-    The parts are tested in order. A conjunction without parts always holds.
+    The parts are tested in order. An `AllOf` condition without parts always holds.
     """
 
     parts: tuple[Node, ...]
 
 
 class AnyOf(NamedTuple):
-    """A disjunction: at least one part must hold."""
+    """A filter condition that holds if at least one of its parts holds (a disjunction)."""
 
     parts: tuple[Node, ...]
 
 
 class Negation(NamedTuple):
-    """A negated condition: it holds if the condition `part` does not hold."""
+    """A filter condition that holds if the condition `part` does not hold."""
 
     part: Node
 
@@ -201,8 +204,8 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
 def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[int]) -> Any:
     """Copy a part of a filter as plain JSON.
 
-    Instances of subclasses of str, int and float, such as members of a `StrEnum`, become instances
-    of these types.
+    Instances of subclasses of str, int and float, such as members of a `StrEnum`, are converted to
+    plain str, int and float values.
 
     Args:
         value: The part.
@@ -262,9 +265,11 @@ def _parse_filter_document(
                 )
             )
         elif key in OPERATORS:
-            advice = f'put {key} into the condition of a field: {{"field": {{"{key}": …}}}}'
             raise _build_filter_error(
-                key_path, "expected a field name, $and, $or or $not", key, advice
+                key_path,
+                "expected a field name, $and, $or or $not",
+                key,
+                f'put {key} into the condition of a field: {{"field": {{"{key}": …}}}}',
             )
         elif key.startswith("$"):
             raise _build_unknown_name_error(path, "operator", key, OPERATORS)
@@ -291,13 +296,17 @@ def _parse_value_condition(value: Any, path: _FilterPath) -> Node:
         return Comparison("$eq", value)
     operators = [key for key in value if key.startswith("$")]
     if not operators:
-        fields = [_parse_field(key, part, path) for key, part in value.items()]
-        return AllOf((Comparison("object", None), *fields))
+        return AllOf(
+            (
+                Comparison("object", None),
+                *[_parse_field(key, part, path) for key, part in value.items()],
+            )
+        )
     if len(operators) < len(value):
         name = next(key for key in value if not key.startswith("$"))
         advice = f"to combine {operators[0]} with the field {name!r}, put both under $and"
         raise _build_filter_error(
-            path, "expected a dict whose keys are all operators or all field names", value, advice
+            path, "expected a dict of operators or a dict of field names, not a mix", value, advice
         )
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
@@ -308,7 +317,9 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     steps = len(parse_filter_path(key))
     if steps > MAX_STEPS:
         raise _build_filter_error(
-            key_path, f"expected a path of at most {MAX_STEPS} field names and list indexes", steps
+            key_path,
+            f"expected a path of at most {MAX_STEPS} segments (field names and list indexes)",
+            steps,
         )
     return FieldCondition(key, _parse_value_condition(value, key_path))
 
@@ -401,7 +412,7 @@ def _format_short_repr(value: object) -> str:
 
 
 def _compile_filter_node(node: Node) -> _Predicate:
-    """Return the predicate that tests whether a value meets a filter node."""
+    """Return the predicate that tests whether a value matches a filter node."""
     match node:
         case Comparison(name, operand):
             return _compile_comparison(name, operand)
@@ -449,9 +460,9 @@ def _compile_field_predicate(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
     If an object has a field whose name is exactly `key`, including any dots, `test` is applied to
-    this field. If an object has no such field, `key` is interpreted as a path. An int `key` is a
-    position in an array. The caller must ensure that the value is an object, or an array that has
-    an element at this position.
+    this field. If the object has no field with the exact name `key`, `key` is interpreted as a
+    path. An int `key` is a position in an array. The returned predicate may be called only with an
+    object, or with an array that has an element at position `key`.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -535,7 +546,7 @@ def _is_equal_json(left: Any, right: Any) -> bool:
 
 
 def _compile_membership_predicate(operands: Sequence[Any]) -> _Predicate:
-    """Return a predicate that holds if a value is equal to at least one of the operands."""
+    """Return a predicate that tests whether a value equals any of the operands."""
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))
 

@@ -1,9 +1,9 @@
 """Read the items to import from JSON Lines, a LangGraph-compatible store, or LangGraph's tables.
 
-This module has one public function for each kind of source. Each function yields pairs. The first
-element of a pair is the item's name for error messages. The second element is the item as a JSON
-object, in the format that `WholeStore.export` writes. If a row of a LangGraph table is invalid, the
-second element is an error instead.
+This module has one public function for each kind of import source. Each function yields pairs of a
+description and an item. The description of an item identifies the item in error messages. The item
+is a JSON object in the format that `WholeStore.export` writes. For an invalid row of a LangGraph
+table, the yielded pair contains an error instead of an item.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
-from perdure.stores.values import build_unknown_name_hint, decode_json_value
+from perdure.stores.values import build_unknown_name_hint, decode_json_object
 
 # number of items or namespaces read per page
 PAGE = 500
@@ -56,12 +56,12 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
         line_name = f"line {number}"
         if not isinstance(text, str):
             raise ImportFailed(
-                f"{line_name}: the line is of type {type(text).__name__}; expected a string"
+                f"{line_name}: expected a string, but got a value of type {type(text).__name__!r}"
             )
         if not text.strip():
             continue
         try:
-            line = decode_json_value(text)
+            line = decode_json_object(text)
         except (ValueError, RecursionError) as exc:
             raise ImportFailed(
                 f"{line_name}: the line is not valid JSON ({exc}); expected one object per line"
@@ -77,11 +77,11 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
 def _add_missing_namespace_and_key(
     line_name: str, line: dict[str, Any], default_namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Fill in the namespace and the key of an item from a JSON Lines file, if they are missing.
+    """Add the namespace and key to an item read from a JSON Lines file, if they are missing.
 
     If a JSON object has neither a `value` nor a `namespace` field, the whole object becomes the
-    item's value. If the object has a `key` field, that field is then also used as the item's key.
-    An item without a key gets the hash of its value as its key.
+    item's value. If the object has a `key` field, the value of this field also becomes the item's
+    key. An item without a key gets the hash of its value as its key.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -103,19 +103,19 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
     """Raise an error for unknown fields, a missing value, and a key that is not text."""
     provenance = line.get("provenance")
     provenance_fields = provenance if isinstance(provenance, dict) else {}
-    for suffix, names, fields in (
-        ("", line, _FIELDS),
-        (" in the provenance", provenance_fields, PROVENANCE),
+    for subject, names, fields in (
+        ("the line", line, _FIELDS),
+        ("the provenance", provenance_fields, PROVENANCE),
     ):
         for name in names:
             if name not in fields:
                 raise ImportFailed(
-                    f"{line_name}: unknown field {name[:60]!r}{suffix}; "
+                    f"{line_name}: {subject} has the unknown field {name[:60]!r}; "
                     f"{build_unknown_name_hint(name, fields)}"
                 )
     if "value" not in line:
         raise ImportFailed(
-            f"{line_name}: the line has no field 'value'; add the field, with a JSON object"
+            f"{line_name}: the line has no field 'value'; add the field with a JSON object"
         )
     if not isinstance(line.get("key"), str | None):
         raise ImportFailed(f"{line_name}: the key is {line['key']!r}; expected a JSON string")
@@ -125,10 +125,15 @@ def iter_store_items(store: BaseStore) -> Lines:
     """Yield the current version of each item in a store, one namespace at a time.
 
     Namespaces are listed in pages. A page may be shorter than requested, so pages are read until an
-    empty page is returned. Namespaces are listed twice: first without a prefix, then with the
-    prefix `ROOT`, under which `perdure.memory` stores notes about memories. perdure's own stores
-    include the `ROOT` namespaces only in the second listing. Other stores include them in both
-    listings.
+    empty page is returned. All namespaces are listed in two passes. The first pass calls
+    `list_namespaces` without a prefix. The second pass uses the prefix `ROOT`, to find internal
+    namespaces that the first pass may omit. `perdure.memory` stores internal records, such as
+    tombstones of deleted memories, in namespaces whose first label is `ROOT`. If `list_namespaces`
+    is called without a prefix, perdure's own stores omit these namespaces from the result.
+    `BaseStore` classes from other libraries do not treat the label `ROOT` specially. If
+    `list_namespaces` of such a class is called without a prefix, the result also contains the
+    namespaces that begin with `ROOT`. In the second listing, a `ROOT` namespace that has already
+    been read is skipped, so that its items are yielded only once.
     """
     note_namespaces = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -150,8 +155,7 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            # Skip items in nested namespaces, because a search also returns items from all
-            # namespaces that begin with `namespace`.
+            # Skip items in nested namespaces, which a search of `namespace` also returns.
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (
@@ -178,13 +182,16 @@ def iter_langgraph_items(
         with closing(ForeignPostgres(path)) as tables:
             if tables.is_any_table_missing("store"):
                 raise NotADatabase(
-                    f"{tables.path} has no table of langgraph's PostgresStore; expected a database "
-                    "that PostgresStore has written"
+                    f"{tables.path} does not contain the table of langgraph's PostgresStore; "
+                    "expected a database written by PostgresStore"
                 )
             sql = _LANGGRAPH_POSTGRES_ITEMS.format(
                 _build_ttl_columns_sql(tables.list_columns("store"))
             )
-            yield from _iter_items_of_paged_table(tables.path, partial(tables.fetch_rows, sql))
+            last_key: Row = ("", "")
+            while rows := tables.fetch_rows(sql, *last_key, PAGE):
+                last_key = rows[-1][:2]
+                yield from (_convert_table_row_to_import_line(tables.path, row) for row in rows)
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"cannot import from {path!r}; expected a path, a DSN or a store")
@@ -194,7 +201,7 @@ def iter_langgraph_items(
 
 
 def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
-    """Yield the items of langgraph's `SqliteStore` in a file.
+    """Yield the items that langgraph's `SqliteStore` has stored in a file.
 
     Each value is read by a separate query, because values may be large.
     """
@@ -223,28 +230,21 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     """Build the error for a file that does not contain the table of LangGraph's `SqliteStore`."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
-            f"{file.path!r} is a perdure file; export its items to JSON Lines and import that "
-            "file, or open the store and pass it as the source"
+            f"{file.path!r} is a perdure database; export its items to JSON Lines and import that "
+            "file, or open the database as a store and pass the store as the source"
         )
     return NotADatabase(
-        f"{file.path!r} has no table of langgraph's SqliteStore; expected a database file that "
-        "SqliteStore has written"
+        f"{file.path!r} does not contain the table of langgraph's SqliteStore; expected a "
+        "database file written by SqliteStore"
     )
-
-
-def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -> Lines:
-    """Yield the items of langgraph's `PostgresStore`, reading its table in pages."""
-    last_key: Row = ("", "")
-    while rows := read_page(*last_key, PAGE):
-        last_key = rows[-1][:2]
-        yield from (_convert_table_row_to_import_line(path, row) for row in rows)
 
 
 def _build_ttl_columns_sql(columns: set[str]) -> str:
     """Return the SQL expressions for an item's expiry time and TTL.
 
     Tables created by older langgraph versions do not have the columns `expires_at` and
-    `ttl_minutes`. For such a table, both expressions are NULL.
+    `ttl_minutes`. For a table without the columns for expiry, both returned SQL expressions are
+    NULL.
     """
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
@@ -267,7 +267,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 def _convert_table_row_to_import_line(path: str, row: tuple[Any, ...]) -> Line:
     """Convert a row of LangGraph's table to the fields of an item to import.
 
-    If the row is invalid, an `ImportFailed` error is returned instead of the fields.
+    If the table row is invalid, an `ImportFailed` error is returned instead of the item's fields.
     """
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, item {key!r} in {prefix!r}"

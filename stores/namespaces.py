@@ -15,12 +15,14 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import CorruptRecord, InvalidNamespace
 
-# first label of the namespaces that langgraph reserves for itself; users cannot put items into them
+# first label of the namespaces that langgraph reserves for itself; users cannot put items into
+# these namespaces
 RESERVED = "langgraph"
 # maximum size in bytes of a key, and of an encoded path
 MAX_KEY = 4096
 _RESERVED_PATH = f"{RESERVED}\0".encode()
-# range that contains every path, since UTF-8 text never contains the byte 0xff
+# Lower and upper bound of a key range that contains every encoded namespace path. The upper bound
+# is the byte 0xff, which never occurs in UTF-8 text.
 EVERY_PATH = (b"", b"\xff")
 
 
@@ -60,15 +62,15 @@ def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
         raise InvalidNamespace(
             f"the namespace is {prefix!r}; expected a tuple of strings, like ('memories', 'alice')"
         )
+    text = ""
     for label in prefix:
         if not isinstance(label, str) or not label or "\0" in label:
             raise InvalidNamespace(
                 f"the namespace {tuple(prefix)!r} has the label {label!r}; "
                 "expected non-empty text without NUL characters"
             )
-    return _encode_as_utf8_and_check_length(
-        "namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix)
-    )
+        text += f"{label}\0"
+    return _encode_as_utf8_and_check_length("namespace", tuple(prefix), text)
 
 
 def check_item_key(key: Any) -> str:
@@ -126,8 +128,8 @@ def decode_namespace_path(path: bytes) -> tuple[str, ...]:
         return tuple(path.decode().split("\0")[:-1])
     except UnicodeDecodeError as exc:
         raise CorruptRecord(
-            f"the stored path {path[:80]!r} of a namespace is not UTF-8 ({exc}): the file is "
-            "damaged; restore it from a backup"
+            f"the database is damaged: the stored namespace path {path[:80]!r} is not valid UTF-8 "
+            f"({exc}); restore the database from a backup"
         ) from exc
 
 
@@ -152,7 +154,7 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
     """Return whether a namespace meets every condition of a `list_namespaces` call.
 
-    A `"*"` in a condition matches any single label.
+    In a `list_namespaces` condition, `"*"` matches any single label.
     """
     return all(_matches_condition(condition, namespace) for condition in conditions)
 
@@ -183,7 +185,7 @@ def check_match_condition(condition: MatchCondition) -> None:
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """Return the longest path prefix that a namespace must have to meet the conditions."""
+    """Return the longest path prefix that every namespace must have to match the conditions."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

@@ -13,11 +13,17 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import load_sql
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
-from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_conditions_with_or
-from perdure.stores.filters import ANY_ELEMENT, parse_filter_path
-from perdure.stores.parts import TextIndex, add_transcript_tables_to_schema
+from perdure.stores.filter_sql import (
+    TRUNCATING,
+    Condition,
+    JSONLocation,
+    join_conditions_with_or,
+    list_possible_paths,
+)
+from perdure.stores.options import TextIndex
+from perdure.stores.search.vectors import Kind
+from perdure.stores.store_parts import add_transcript_tables_to_schema
 from perdure.stores.values import MAX_BYTES
-from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 _SQL: Final = {
@@ -31,10 +37,10 @@ _MAX_INLINE_VALUES: Final = 4
 # adds to the text
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"
 # SQL condition that is false for documents with the escape \u0000, because jsonb cannot represent
-# the NUL character; the LIKE pattern, given in hexadecimal, is %\\u0000%
+# the NUL character. The hexadecimal string is the LIKE pattern %\\u0000%
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"
-# placeholder for the parsed document in an SQL condition, for which
-# `convert_json_condition_to_row_condition` supplies the expression
+# placeholder for the parsed JSON document in an SQL condition;
+# `convert_json_condition_to_row_condition` fills it in
 _DOCUMENT_COLUMN: Final = "d.doc"
 _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
@@ -42,8 +48,8 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 class JSONBLocation(JSONLocation):
     """The location of a JSON value inside a `bytea` column.
 
-    SQL conditions convert the bytes to jsonb. The paths are not SQLite's JSON paths, but tuples of
-    labels.
+    SQL conditions convert the bytes in the column to jsonb. Paths within the JSON value are given
+    as tuples of labels, whereas SQLite's JSON paths are strings.
     """
 
     @property
@@ -54,8 +60,9 @@ class JSONBLocation(JSONLocation):
     def convert_json_condition_to_row_condition(self, json_condition: Condition) -> Condition:
         """Convert a condition on a JSON document to an SQL condition on the document's table row.
 
-        The returned SQL condition parses each row's JSON document only once. The condition is
-        always true for a row whose document cannot be parsed.
+        The returned SQL condition parses each row's JSON document only once. If a row's document
+        cannot be converted to jsonb, the returned SQL condition is true for the row, and the filter
+        must be tested again in Python.
         """
         text, read_json = json_condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
@@ -72,16 +79,7 @@ class JSONBLocation(JSONLocation):
         In Postgres, the path element "0" matches both the object key "0" and the array index 0, so
         a condition on the path may select too many rows.
         """
-        step_lists = dict.fromkeys(
-            ((key,), (key,) if isinstance(key, int) else parse_filter_path(key))
-        )
-        if any(
-            step is ANY_ELEMENT or TRUNCATING.search(str(step))
-            for steps in step_lists
-            for step in steps
-        ):
-            return ()
-        return [tuple(map(str, steps)) for steps in step_lists]
+        return [tuple(map(str, steps)) for steps in list_possible_paths(key, TRUNCATING)]
 
     def build_equals_any_condition(self, keys: Sequence[str | int]) -> Condition:
         """Build an SQL condition that holds if the value at this location equals one of `keys`.
@@ -102,9 +100,10 @@ class JSONBLocation(JSONLocation):
     def build_range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return an SQL condition that holds if a JSON value lies between two inclusive bounds.
 
-        Either bound may be None, which leaves the range open at that end.
+        Either bound of the range may be None, which leaves the range open at that end.
         """
-        # If the bounds are strings, only one of them is given. Strings are tested for equality by
+        # A bound can be a string only in a one-sided comparison, such as `$gt`. The other bound is
+        # then None. To test whether a string is equal to another string, use
         # `build_equals_any_condition` instead.
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
@@ -115,8 +114,8 @@ class JSONBLocation(JSONLocation):
             return self._build_condition_for_any_path(
                 f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low)
             )
-        # If `low` is None, JSON null is used as the lower bound, because jsonb sorts null before
-        # all numbers. BETWEEN is not used, because it would parse the document twice.
+        # If `low` is None, use JSON null as the lower bound, because jsonb sorts null before all
+        # numbers. Do not use BETWEEN, because it would parse the document twice.
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
         return join_conditions_with_or(
             [

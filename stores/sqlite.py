@@ -15,9 +15,10 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.filter_sql import JSONLocation
-from perdure.stores.parts import TextIndex, add_transcript_tables_to_schema
+from perdure.stores.options import TextIndex
+from perdure.stores.search.vectors import Kind
+from perdure.stores.store_parts import add_transcript_tables_to_schema
 from perdure.stores.values import MAX_BYTES
-from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # Read the SQL files at import time, because a later read could block an event loop.

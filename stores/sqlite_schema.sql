@@ -3,7 +3,7 @@
 -- store_items               the present version of each key
 -- store_versions            the closed versions; a version keeps its `id` when it is closed
 -- store_search_data         the data of a present or closed version that a search cannot compute from its value
--- store_search_indexes      the encoded search index of each namespace (index.py)
+-- store_search_indexes      the encoded search index of each namespace (namespace_index.py)
 -- store_pending_embeddings  the present versions whose embedding failed, with the error
 --
 -- The values of `id` and `closing_number` only grow. So all changes after a moment are a range of each.

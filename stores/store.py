@@ -1,8 +1,10 @@
 """Public methods of stores and of scopes, which are stores limited to a namespace prefix.
 
-Read methods block, and their async variants run them in a thread of the reading pool. Each write
-method is implemented as one coroutine for blocking and async callers (see `perdure.effects`).
-Methods that act on all namespaces of a database are in `perdure.stores.whole_store`.
+Read methods block, and their async variants run them in the thread pool for reads. `asearch` first
+awaits the vector of the query, if the embedding model may run outside this process. Each write
+method is implemented as a single coroutine, which both the blocking and the async variant of the
+method run (see `perdure.effects`). Methods that act on all namespaces of a database are in
+`perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ from perdure.stores.base import (
     StoredItem,
 )
 from perdure.stores.erasure import ErasesMessages, forget
-from perdure.stores.missing import MissingEmbeddings
+from perdure.stores.item_reader import to_microseconds
+from perdure.stores.item_writer import IndexOption, are_small_enough_to_check_in_event_loop
 from perdure.stores.namespaces import (
     check_item_key,
     check_match_condition,
@@ -53,11 +56,15 @@ from perdure.stores.namespaces import (
     decode_namespace_path,
     prefix_range,
 )
-from perdure.stores.parts import StoreParts
-from perdure.stores.puts import IndexOption, Put, are_small_enough_to_check_in_event_loop
-from perdure.stores.ranking import Weights
-from perdure.stores.reading import to_microseconds
-from perdure.stores.searching import Searcher, SearchQuery, build_query, check_limit_and_offset
+from perdure.stores.search.embeddings_backfill import MissingEmbeddings
+from perdure.stores.search.ranking import Weights
+from perdure.stores.search.searching import (
+    Searcher,
+    SearchQuery,
+    build_query,
+    check_limit_and_offset,
+)
+from perdure.stores.store_parts import StoreParts
 from perdure.stores.values import check_number
 
 
@@ -74,6 +81,11 @@ class Store(BaseStore):
         self.ttl_config = parts.ttl
 
     # -- many operations
+
+    @property
+    def parts(self) -> StoreParts:
+        """The store's internal components, for use by other packages of perdure."""
+        return self._parts
 
     def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run several operations as one. If one is wrong, nothing is written.
@@ -100,26 +112,35 @@ class Store(BaseStore):
         return await self._parts.runner.arun(self._run_operations(list(ops)))
 
     async def _run_operations(self, ops: Sequence[Op | PutItem]) -> list[Result]:
-        """Run the operations that `batch` or `abatch` received, and return their results."""
+        """Run the operations of one batch, and return their results."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
-        prepare = partial(self._parts.prepare_puts, writes)
-        is_brief = are_small_enough_to_check_in_event_loop([op.value for op in writes])
-        puts = prepare() if is_brief else await self._parts.runner.call_in_thread(prepare)
+        prepare = partial(self._parts.preparer.prepare_puts, writes)
+        # Large values are validated and encoded in another OS thread.
+        is_small = are_small_enough_to_check_in_event_loop([op.value for op in writes])
+        puts = prepare() if is_small else await self._parts.runner.build_read_effect(prepare)
         results: list[Result] = [None] * len(ops)
         if len(writes) < len(ops):
             queries = [await self._embed_query_of_search_op(op) for op in ops]
-            results = await self._parts.runner.call_in_thread(
+            results = await self._parts.runner.build_read_effect(
                 lambda: list(map(self._run_read_operation, ops, queries))
             )
         if puts:
-            await self._write_puts(puts)
+            model = await self._missing.embed_puts_and_get_model(puts)
+            await self._parts.runner.write_puts(puts, self._parts.now(), model)
+            if model is not None and self._missing.may_retry:
+                await self._missing.embed_pending_items_after_put(len(puts))
         return results
 
     async def _embed_query_of_search_op(self, op: Op | PutItem) -> SearchQuery | None:
-        """Embed a search query if the model may run outside this process, such as a model server.
+        """Embed a search query, unless the model is known to run in this process.
+
+        An embedding model can also run outside this process.
+
+        For example, the model may run in a model server.
 
         Return the query with its vector. Return None if the operation is not a search, or if the
-        model runs in this process, so that the search itself can call it.
+        embedding model runs in this process. If the model runs in this process, the query is
+        embedded later, as a step of the search.
         """
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
@@ -137,8 +158,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # In LangGraph's operations, `refresh_ttl` defaults to True, so True means that the store's
-        # configuration decides. False prevents the read from restarting TTLs.
+        # With LangGraph's default, `refresh_ttl=True`, the store's configuration decides whether a
+        # read restarts TTLs. With `refresh_ttl=False`, a read never restarts TTLs.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -147,35 +168,6 @@ class Store(BaseStore):
         return self._searcher.search(selection, query, op.limit, op.offset, refresh_ttl)
 
     # -- writing
-
-    async def _write_puts(self, puts: Sequence[Put]) -> None:
-        """Compute the embeddings of items to be stored, and write the items."""
-        model = await self._missing.embed_puts_and_get_model(puts)
-        await self._parts.runner.write_puts(puts, self._parts.now(), model)
-        if model is not None:
-            await self._missing.embed_pending_items_after_put(len(puts))
-
-    async def _put_or_delete_item(
-        self,
-        namespace: Namespace,
-        key: str,
-        value: Any,
-        index: IndexOption = None,
-        ttl: TTL = None,
-        if_version: int | None = None,
-        provenance: Provenance | None = None,
-    ) -> None:
-        """Put an item or, if the value is None, delete it."""
-        parts = self._parts
-
-        def prepare() -> Put:
-            row_key = parts.preparer.check_row_key(namespace, key)
-            return parts.prepare_put(row_key, value, index, ttl, if_version, provenance)
-
-        is_brief = are_small_enough_to_check_in_event_loop((value,))
-        await self._write_puts(
-            [prepare() if is_brief else await parts.runner.call_in_thread(prepare)]
-        )
 
     def put(
         self,
@@ -211,8 +203,8 @@ class Store(BaseStore):
             StorageError: The database refuses the write. An embedder that fails raises no error.
                 The item is then found by text and listed in `pending_embeddings()`.
         """
-        arguments = namespace, key, value, index, ttl, if_version, provenance
-        self._parts.runner.run(self._put_or_delete_item(*arguments))
+        item = PutItem(namespace, key, value, index, ttl, if_version, provenance)
+        self._parts.runner.run(self._run_operations([item]))
 
     async def aput(
         self,
@@ -226,8 +218,8 @@ class Store(BaseStore):
         provenance: Provenance | None = None,
     ) -> None:
         """Store an item; see `put`."""
-        arguments = namespace, key, value, index, ttl, if_version, provenance
-        await self._parts.runner.arun(self._put_or_delete_item(*arguments))
+        item = PutItem(namespace, key, value, index, ttl, if_version, provenance)
+        await self._parts.runner.arun(self._run_operations([item]))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Delete an item.
@@ -243,17 +235,15 @@ class Store(BaseStore):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._parts.runner.run(
-            self._put_or_delete_item(namespace, key, None, if_version=if_version)
-        )
+        deletion = PutItem(namespace, key, None, if_version=if_version)
+        self._parts.runner.run(self._run_operations([deletion]))
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """Delete an item; see `delete`."""
-        await self._parts.runner.arun(
-            self._put_or_delete_item(namespace, key, None, if_version=if_version)
-        )
+        deletion = PutItem(namespace, key, None, if_version=if_version)
+        await self._parts.runner.arun(self._run_operations([deletion]))
 
     # -- reading
 
@@ -282,7 +272,7 @@ class Store(BaseStore):
         )
         if row is None:
             return None
-        item = parts.records.decode_item(row)
+        item = parts.reader.records.decode_item(row)
         if moment is None:
             parts.restart_ttls_of_read_items([item], refresh_ttl)
         return item
@@ -296,7 +286,7 @@ class Store(BaseStore):
         as_of: datetime | None = None,
     ) -> StoredItem | None:
         """Return an item or None; see `get`."""
-        return await self._parts.runner.call_reader(
+        return await self._parts.runner.run_in_read_pool(
             lambda: self.get(namespace, key, refresh_ttl=refresh_ttl, as_of=as_of)
         )
 
@@ -325,9 +315,10 @@ class Store(BaseStore):
         With a query, return the best results.
 
         Without a query, items are ordered by namespace and then by creation time. Within a
-        namespace, storing an item does not move other items between pages. A new item comes last,
-        and a replaced item keeps its position. Deleting an item moves each later item up one
-        position. To page through an unchanging snapshot, pass the same `as_of` for every page.
+        namespace, storing an item does not move other items to a different page of results. A new
+        item comes last in its namespace, and replacing an item's value does not change its
+        position. Deleting an item moves each later item up one position. To page through an
+        unchanging snapshot, pass the same `as_of` for every page.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -396,8 +387,9 @@ class Store(BaseStore):
         )
         search_query = build_query(query, mode, context, explain, weights, during, min_score)
         search_query = await self._searcher.add_query_vector(search_query, selection)
-        search = partial(self._searcher.search, selection, search_query, limit, offset, refresh_ttl)
-        return await self._parts.runner.call_reader(search)
+        return await self._parts.runner.run_in_read_pool(
+            partial(self._searcher.search, selection, search_query, limit, offset, refresh_ttl)
+        )
 
     def list_namespaces(
         self,
@@ -432,8 +424,8 @@ class Store(BaseStore):
     def find_namespaces(self, label: str) -> list[Namespace]:
         """Return all namespaces that contain the given label at any position, sorted.
 
-        The list includes perdure's internal namespaces, and namespaces whose items have all been
-        deleted.
+        The returned list includes perdure's internal namespaces, and namespaces whose items have
+        all been deleted.
         """
         parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
@@ -456,7 +448,7 @@ class Store(BaseStore):
         as_of: datetime | None = None,
     ) -> list[Namespace]:
         """Return namespaces that contain items; see `list_namespaces`."""
-        return await self._parts.runner.call_reader(
+        return await self._parts.runner.run_in_read_pool(
             lambda: self.list_namespaces(
                 prefix=prefix,
                 suffix=suffix,
@@ -493,7 +485,7 @@ class Store(BaseStore):
 
     async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Return every version of a key; see `history`."""
-        return await self._parts.runner.call_reader(lambda: self.history(namespace, key))
+        return await self._parts.runner.run_in_read_pool(lambda: self.history(namespace, key))
 
     # -- explaining ranks
 
@@ -514,7 +506,7 @@ class Store(BaseStore):
         """Return an item's rank in the results for a query, and the reason for that rank.
 
         The arguments after `key`, except `prefix`, have the same meaning as in `search`. If
-        `prefix` is None, the item's namespace is searched.
+        `prefix` is None, the search covers the namespace of the item.
 
         Raises:
             ConfigurationError: There is no query, or an argument is wrong; see `search`.
@@ -546,8 +538,9 @@ class Store(BaseStore):
         search_query = build_query(query, mode, context, True, during=during)
         path, text = self._parts.resolve_prefix(namespace), check_item_key(key)
         search_query = await self._searcher.add_query_vector(search_query, selection)
-        why_not = partial(self._searcher.explain_rank_of_item, selection, search_query, path, text)
-        return await self._parts.runner.call_reader(why_not)
+        return await self._parts.runner.run_in_read_pool(
+            partial(self._searcher.explain_rank_of_item, selection, search_query, path, text)
+        )
 
     # -- erasing
 
@@ -566,9 +559,9 @@ class Store(BaseStore):
         """Erase items and all their versions, and remove their data from the file.
 
         A key is erased with all its versions if the current version or any past version of the key
-        meets all criteria. An SQLite file is rewritten with VACUUM to remove the bytes, and other
-        writers wait until the file has been rewritten. If the process dies during the erasure, call
-        `forget` again to complete it.
+        meets all criteria. On SQLite, the file is rewritten with VACUUM to remove the erased bytes,
+        and other writers wait until the rewrite is complete. If the process dies during the
+        erasure, call `forget` again to complete it.
 
         Args:
             prefix: Only items under this prefix. `()`, or None with another criterion, means all
@@ -603,9 +596,10 @@ class Store(BaseStore):
     ) -> Receipt:
         """Erase one author's texts under a namespace prefix that several people share.
 
-        The author of a version is the field `author` of its provenance. Versions written by other
-        people are kept, except that the erased author's earlier texts are removed from them. If the
-        process dies during the erasure, call `forget_author` again to complete it.
+        The author of a version is the field `author` of its provenance. Versions by other authors
+        are kept. If such a version contains a list of earlier texts, the texts of `author` are
+        removed from the list. If the process dies during the erasure, call `forget_author` again to
+        complete it.
 
         Args:
             prefix: The prefix of the shared namespaces, such as `("teams",)`.
@@ -620,15 +614,14 @@ class Store(BaseStore):
         Raises:
             ConfigurationError: The author is blank.
         """
-        options = {"hand_over": hand_over, "dry_run": dry_run}
-        return forget_author(self._parts, prefix, author, **options)
+        return forget_author(self._parts, prefix, author, hand_over=hand_over, dry_run=dry_run)
 
     aforget_author = make_async_twin(forget_author)
 
     # -- sizes
 
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
-        """Return the total size of the namespaces under each prefix, in the order of `prefixes`."""
+        """Return the number and total bytes of the items under each prefix, in the given order."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
         rows = self.database.read(lambda: self._parts.reader.read_namespace_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
@@ -651,8 +644,8 @@ class Store(BaseStore):
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Compute missing vectors, and return how many items were embedded.
 
-        If the embedder raises an error for an item's text, that item stays without vectors. Vectors
-        are still computed for all other items.
+        If the embedder raises an error for an item's text, that item stays without vectors, but the
+        vectors of all other items are still computed.
 
         Raises:
             EmbeddingFailed: The embedder fails for all items.
@@ -671,7 +664,7 @@ class Store(BaseStore):
     # -- other stores with the same database
 
     def without_refresh(self) -> Store:
-        """Return a store with the same database whose reads do not restart TTLs."""
+        """Return a store that uses the same database but does not restart TTLs on reads."""
         ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
         return Store(replace(self._parts, ttl=ttl))
 

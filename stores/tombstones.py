@@ -6,26 +6,26 @@ writes the tombstone when it deletes or forgets the memory. A tombstone is an it
 tombstone is a hash of one of the memory's texts, or a hash of the thread id and the message id of a
 message from which the memory was created.
 
-An import rejects an item version if a tombstone exists for one of its texts. A version of a memory
-of the kind `turn` is also rejected if a tombstone exists for one of the source messages listed in
-its provenance.
+An import rejects an item version if a tombstone exists for one of its texts. An import also rejects
+a version of a `turn` memory if a tombstone exists for one of the source messages in the version's
+provenance.
 
-The constants at the top of this module name the namespaces and fields of `perdure.memory` that
-stores must know.
+The constants at the top of this module are the namespaces and field names of `perdure.memory` that
+the stores depend on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Any, Final
 
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.namespaces import decode_namespace_path, encode_namespace_path
-from perdure.stores.normal_form import hash_normal_form
-from perdure.stores.values import decode_json_value, to_prompt_json
+from perdure.stores.search.text_equivalence import hash_normal_form
+from perdure.stores.values import decode_json_object, to_prompt_json
 
 ROOT: Final = "perdure"
 """First label of the namespaces in which `perdure.memory` keeps notes about memories."""
@@ -58,10 +58,10 @@ SOURCE: Final = "provenance"
 
 
 def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace is reserved for perdure's internal notes about memories.
+    """Return whether a namespace is reserved for perdure's internal records, such as tombstones.
 
-    The namespace must not include the prefix of its scope, because a namespace of internal notes is
-    recognised by its first two labels.
+    A scope adds a prefix to each namespace. The argument `namespace` must not contain this prefix.
+    The first two labels identify a namespace of internal notes.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -106,7 +106,8 @@ def compute_matching_tombstone_keys(
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether the namespace at a path stores internal notes of one of the given kinds.
 
-    The path is absolute, so it may begin with the namespace prefix of a scope.
+    The path is absolute. If a store is limited to a namespace prefix (a scope), the paths of its
+    namespaces begin with this prefix.
     """
     return _find_index_of_internal_root_label(decode_namespace_path(path), kinds) is not None
 
@@ -114,10 +115,13 @@ def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
 def _find_index_of_internal_root_label(
     labels: Sequence[str], note_kinds: Collection[str]
 ) -> int | None:
-    """Return the index of the label `ROOT`, or None if the namespace does not store internal notes.
+    """Find the label `ROOT` in a namespace of internal notes, and return its index.
 
-    Inside a scope, the index is greater than 0, because the scope's namespace prefix precedes the
-    label `ROOT`.
+    Return None if the namespace does not contain internal notes of one of the kinds in
+    `note_kinds`.
+
+    In a scoped store, every namespace begins with the labels of the scope's prefix. In such a
+    namespace, the index of the label `ROOT` is greater than 0.
     """
     pairs = enumerate(pairwise(labels))
     return next(
@@ -129,11 +133,16 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for a namespace's items.
 
     A scope is a store that is limited to a namespace prefix. A scope stores its tombstones under
-    this prefix. The database does not record which namespace prefixes are used by scopes. Since any
-    prefix of the namespace could be the prefix of a scope, the result contains one path per prefix.
-    For a quarantine namespace, the result is the tombstone path of the namespace that accepted
-    items are moved to. For a namespace that stores any other kind of internal notes, the result is
-    empty.
+    its own namespace prefix. The database does not record which namespace prefixes are used by
+    scopes, so any prefix of the namespace may belong to a scope. The list therefore contains one
+    tombstone path for each prefix. When a person accepts a quarantined item, the item is moved to
+    another namespace. For a quarantine namespace, the returned list contains only one path. This
+    path is the tombstone path of the namespace that receives the quarantined items when a person
+    accepts them. Internal notes are items that perdure stores for its own use. Quarantined items,
+    which wait for a person's approval, are stored as internal notes. Quarantined items can have
+    tombstones. perdure writes no tombstones (records of deletions) for its other internal notes,
+    such as notes about manual changes. The returned list is empty for three kinds of namespaces:
+    tombstones, notes about manual changes, and the read positions of extractors.
     """
     names = decode_namespace_path(path)
     root_index = _find_index_of_internal_root_label(names, KINDS)
@@ -148,15 +157,15 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ItemContent:
-    """The parts of an item version that are compared with tombstones."""
+    """The fields of an item version that are compared with tombstones."""
 
     path: bytes
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
     def compute_matching_tombstone_keys(self) -> set[str]:
-        """Return the keys of all tombstones that would prevent the import of the content."""
-        value = decode_json_value(self.text)
+        """Return the keys of all tombstones that would prevent the import of this item version."""
+        value = decode_json_object(self.text)
         return (
             compute_matching_tombstone_keys(value, self.provenance)
             if isinstance(value, Mapping)
@@ -164,74 +173,55 @@ class ItemContent:
         )
 
 
-@dataclass(slots=True)
-class TombstoneReader:
-    """Finds tombstones within a transaction.
+def find_matching_tombstone_keys(
+    sql: NamedSQL,
+    contents: Sequence[ItemContent],
+    now: int,
+    imported: Collection[tuple[bytes, str]],
+) -> Flow[list[set[str]]]:
+    """Return, for each of `contents`, the set of keys of the tombstones that match it.
 
     Args:
         sql: The statements of the store.
+        contents: The item versions.
         now: The current time, in microseconds since 1970.
         imported: Namespace path and key of the tombstones that the same import has written. They
             are ignored, because the source contained both the tombstones and the items.
     """
+    note_paths = yield from _find_tombstone_paths(sql, {content.path for content in contents})
+    candidates = [
+        (number, note_path, key)
+        for number, content in enumerate(contents)
+        if note_paths[content.path]
+        for key in sorted(content.compute_matching_tombstone_keys())
+        for note_path in note_paths[content.path]
+    ]
+    pairs = dict.fromkeys(candidate[1:] for candidate in candidates)
+    parameters = [(*pair, now) for pair in pairs if pair not in imported]
+    rows = (yield sql.build_statements("get", parameters)) if parameters else []
+    existing = {(row[1], row[2]) for row in chain.from_iterable(rows)}
+    matching_keys: list[set[str]] = [set() for _ in contents]
+    for number, note_path, key in candidates:
+        if (note_path, key) in existing:
+            matching_keys[number].add(key)
+    return matching_keys
 
-    sql: NamedSQL
-    now: int
-    imported: Collection[tuple[bytes, str]] = ()
-    # for each namespace path, the paths of the non-empty tombstone namespaces that apply to it
-    _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
-    def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return one set for each of `contents`, with the keys of the tombstones that match it."""
-        yield from self._cache_tombstone_paths_of_namespaces({content.path for content in contents})
-        candidates: list[tuple[int, bytes, str]] = []
-        for number, content in enumerate(contents):
-            if note_paths := self._note_paths[content.path]:
-                candidates += [
-                    (number, note_path, key)
-                    for note_path in note_paths
-                    for key in sorted(content.compute_matching_tombstone_keys())
-                ]
-        refused: list[set[str]] = [set() for _ in contents]
-        unique = dict.fromkeys(candidate[1:] for candidate in candidates)
-        pairs = [pair for pair in unique if pair not in self.imported]
-        existing = yield from self._find_existing_tombstones(pairs)
-        for number, note_path, key in candidates:
-            if (note_path, key) in existing:
-                refused[number].add(key)
-        return refused
+def _find_tombstone_paths(
+    sql: NamedSQL, namespace_paths: Iterable[bytes]
+) -> Flow[dict[bytes, list[bytes]]]:
+    """Return, for each namespace, the paths of the namespaces that may hold tombstones for it.
 
-    def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
-        """Cache the paths of the tombstone namespaces that belong to each of `namespace_paths`.
-
-        Tombstone namespaces that contain no tombstones are omitted.
-        """
-        paths_of_namespaces = {
-            path: list_tombstone_paths_of_all_possible_scopes(path)
-            for path in namespace_paths
-            if path not in self._note_paths
-        }
-        parameters = [
-            (note_path,)
-            for note_path in dict.fromkeys(chain.from_iterable(paths_of_namespaces.values()))
-        ]
-        rows = (
-            (yield self.sql.build_statements("nonempty_namespace", parameters))
-            if parameters
-            else []
-        )
-        nonempty_paths = {path for (path,) in chain.from_iterable(rows)}
-        for path, note_paths in paths_of_namespaces.items():
-            self._note_paths[path] = [
-                note_path for note_path in note_paths if note_path in nonempty_paths
-            ]
-
-    def _find_existing_tombstones(
-        self, paths_and_keys: Sequence[tuple[bytes, str]]
-    ) -> Flow[set[tuple[bytes, str]]]:
-        """Return the elements of `paths_and_keys` for which a tombstone exists."""
-        if not paths_and_keys:
-            return set()
-        parameters = [(*pair, self.now) for pair in paths_and_keys]
-        rows = yield self.sql.build_statements("get", parameters)
-        return {(row[1], row[2]) for row in chain.from_iterable(rows)}
+    Tombstone namespaces that contain no tombstones are omitted.
+    """
+    paths_of_namespaces = {
+        path: list_tombstone_paths_of_all_possible_scopes(path) for path in namespace_paths
+    }
+    possible_paths = dict.fromkeys(chain.from_iterable(paths_of_namespaces.values()))
+    parameters = [(note_path,) for note_path in possible_paths]
+    rows = (yield sql.build_statements("nonempty_namespace", parameters)) if parameters else []
+    nonempty_paths = {path for (path,) in chain.from_iterable(rows)}
+    return {
+        path: [note_path for note_path in note_paths if note_path in nonempty_paths]
+        for path, note_paths in paths_of_namespaces.items()
+    }

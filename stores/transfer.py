@@ -1,4 +1,4 @@
-"""Export item versions as JSON objects, and import such objects or the items of another store."""
+"""Export item versions as JSON objects, and import items from an export or from another store."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from typing import Any, Final, NamedTuple
 
 from perdure.effects import run_operation
 from perdure.errors import ImportFailed, PerdureError
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.import_sources import TIMES
-from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import decode_namespace_path, prefix_range
-from perdure.stores.parts import StoreParts
-from perdure.stores.puts import ItemWriter, NewVersion, Put, VersionTimes, WriteTotals
-from perdure.stores.reading import (
+from perdure.stores.item_reader import (
     from_microseconds,
     provenance_from_json,
     set_end_time_of_expired_version,
     to_microseconds,
 )
-from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
-from perdure.stores.values import check_value_size, decode_json_value
-from perdure.stores.vectors import Model
+from perdure.stores.item_writer import ItemWriter, NewVersion, Put, WriteTotals
+from perdure.stores.namespaces import decode_namespace_path, prefix_range
+from perdure.stores.search.embeddings_backfill import MissingEmbeddings
+from perdure.stores.search.vectors import Model
+from perdure.stores.store_parts import StoreParts
+from perdure.stores.tombstones import (
+    TOMBSTONES,
+    ItemContent,
+    find_matching_tombstone_keys,
+    is_note_path,
+)
+from perdure.stores.values import check_value_size, decode_json_object
 
-# maximum number of keys in a batch of an export, and of lines in a batch of an import
+# maximum number of item keys that an export reads in one batch; also the maximum number of lines
+# that an import reads in one batch
 PAGE = 500
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
@@ -54,7 +60,7 @@ class ItemVersion(NamedTuple):
     version: int | None = None
     created_at: int | None = None  # time at which the item was created
     valid_from: int | None = None  # time of the put of this version
-    # time at which the version was replaced, was deleted or expired; None if the version is current
+    # time at which the version was replaced or deleted, or expired; None if it is current
     valid_to: int | None = None
     expires_at: int | None = None
 
@@ -65,7 +71,7 @@ class ItemVersion(NamedTuple):
 
     @property
     def content(self) -> ItemContent:
-        """The parts of the version's content from which the keys of its tombstones are computed."""
+        """The fields of the version that are compared with tombstones."""
         return ItemContent(self.put.path, self.put.text or "", self.put.provenance)
 
 
@@ -80,8 +86,9 @@ The item is a JSON object in the format that `export` writes, or an `ItemVersion
 class _ImportState:
     """The state of an import.
 
-    An import is written in batches. The state tells later batches which keys they must not import,
-    and which tombstones they must ignore.
+    An import is written in batches, which share an `_ImportState` object. An `_ImportState` object
+    records the keys that later batches must skip. It also records the tombstones that the import
+    itself has written, because later batches must not apply these tombstones to imported items.
     """
 
     # Keys for which the source and this store have different content under the same version number.
@@ -91,17 +98,6 @@ class _ImportState:
     refused: set[_RowKey] = field(default_factory=set)
     # keys of the tombstones written by this import
     imported_tombstones: set[_RowKey] = field(default_factory=set)
-
-
-class _BatchResult(NamedTuple):
-    """The result of importing one batch.
-
-    The caller adds the keys in `refused` and `imported_tombstones` to the `_ImportState`.
-    """
-
-    report: TransferReport
-    refused: set[_RowKey]
-    imported_tombstones: set[_RowKey]
 
 
 class Transfer:
@@ -118,18 +114,17 @@ class Transfer:
     ) -> Iterator[ItemVersion]:
         """Yield the current version of every item under a prefix.
 
-        With `includes_closed`, yield the closed versions too. All versions of a key are read from
-        one snapshot.
+        If `includes_closed` is true, also yield the closed versions. All versions of a key are read
+        from one snapshot.
 
-        perdure's internal notes about memories come after all other items. An item that exists
-        together with its tombstone was stored again after it had been deleted or forgotten, so an
-        import must read the item before the tombstone. The paths in the yielded versions do not
-        contain the prefix of this scope.
+        perdure's internal notes about memories, such as tombstones, come after all other items. A
+        tombstone that was imported first could prevent the import of an item that was deleted and
+        then stored again. The paths in the yielded versions do not contain the prefix of this
+        scope.
         """
-        database = self._parts.database
-        paths = database.read(
-            lambda: self._read_paths(self._parts.resolve_prefix(namespace_prefix))
-        )
+        database, sql = self._parts.database, self._parts.sql["all_paths"]
+        bounds = prefix_range(self._parts.resolve_prefix(namespace_prefix))
+        paths = [row[0] for row in database.read(lambda: fetch_rows(sql, *bounds))]
         for path in sorted(paths, key=is_note_path):
             after_key: str | None = ""
             while after_key is not None:
@@ -138,16 +133,12 @@ class Transfer:
                 )
                 yield from map(self._build_item_version, rows)
 
-    def _read_paths(self, prefix: bytes) -> Flow[list[bytes]]:
-        """Return the paths of all namespaces under a prefix."""
-        return [row[0] for row in (yield self._parts.sql("all_paths", *prefix_range(prefix)))]
-
     def _read_versions_page_and_last_key(
         self, path: bytes, after_key: str, includes_closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
-        """Return one page of versions of the keys after `after_key`, and the last key of the page.
+        """Return one page of item versions whose keys follow `after_key`, and the page's last key.
 
-        The last key is None if there are no keys after `after_key`.
+        If no key follows `after_key`, the returned last key is None.
         """
         versions: list[Row] = []
         key, size = None, 0
@@ -193,7 +184,7 @@ class Transfer:
             line: dict[str, Any] = {
                 "namespace": list(decode_namespace_path(put.path)),
                 "key": put.key,
-                "value": decode_json_value(put.text or ""),
+                "value": decode_json_object(put.text or ""),
                 "version": version,
                 **{
                     name: from_microseconds(microseconds).isoformat()
@@ -219,7 +210,7 @@ class Transfer:
         *,
         skips_unsuitable: bool = False,
     ) -> TransferReport:
-        """Import the items of a source, in batches.
+        """Import items from a source, in batches.
 
         Args:
             lines: The source.
@@ -231,33 +222,33 @@ class Transfer:
             ImportFailed: An item cannot be imported. The message says how many items were imported.
         """
         report, line_count = TransferReport(), 0
-        error: ImportFailed | None = None
         state = _ImportState(set() if skips_unsuitable else None)
-        with closing(lines):
-            while error is None:
-                batch, unsuitable, error = self._read_batch_with_skip_count_and_error(
-                    lines, skips_unsuitable
-                )
-                if not batch and not unsuitable and error is None:
-                    return report
-                try:
+        try:
+            with closing(lines):
+                while True:
+                    batch, unsuitable, error = self._read_batch_with_skip_count_and_error(
+                        lines, skips_unsuitable
+                    )
                     report += run_operation(self._write_batch(batch, state))
-                # The source and this store have different content under the same version number.
-                except ImportFailed as exc:
-                    error = exc
-                    break
-                report += TransferReport(unsuitable=unsuitable)
-                line_count += len(batch) + unsuitable
-                if progress is not None and (batch or unsuitable):
-                    progress(line_count, None)
-        if not line_count:
-            raise error
-        count_text = (
-            f"The {item_noun} before this {item_noun} was"
-            if line_count == 1
-            else f"The {line_count} {item_noun}s before this {item_noun} were"
-        )
-        raise ImportFailed(f"{error}. {count_text} imported") from error
+                    report += TransferReport(unsuitable=unsuitable)
+                    line_count += len(batch) + unsuitable
+                    if progress is not None and (batch or unsuitable):
+                        progress(line_count, None)
+                    if error is not None:
+                        raise error
+                    if not batch and not unsuitable:
+                        return report
+        # The source contains an invalid item, or the source and this store have different content
+        # for the same version of an item.
+        except ImportFailed as exc:
+            if not line_count:
+                raise
+            count_text = (
+                f"The {item_noun} before this {item_noun} was"
+                if line_count == 1
+                else f"The {line_count} {item_noun}s before this {item_noun} were"
+            )
+            raise ImportFailed(f"{exc}. {count_text} imported") from exc
 
     def _read_batch_with_skip_count_and_error(
         self, lines: Source, skips_unsuitable: bool
@@ -265,7 +256,7 @@ class Transfer:
         """Read the next items of a source.
 
         Returns:
-            The items, the number of skipped items, and the error of a wrong item or None.
+            The items, the number of skipped items, and the error of an invalid item or None.
         """
         batch: list[ItemVersion] = []
         unsuitable = total_size = 0
@@ -295,10 +286,12 @@ class Transfer:
         write_versions = partial(
             _write_imported_versions, self._parts.writer, versions, self._parts.now(), model, state
         )
-        result = await self._parts.runner.run_write_flow(write_versions)
-        state.refused |= result.refused
-        state.imported_tombstones |= result.imported_tombstones
-        return result.report
+        report, refused, imported_tombstones = await self._parts.runner.run_write_flow(
+            write_versions
+        )
+        state.refused |= refused
+        state.imported_tombstones |= imported_tombstones
+        return report
 
     def _parse_line(
         self, item_name: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
@@ -337,8 +330,8 @@ class Transfer:
             ) from exc
 
 
-# Replaces a null value in an imported line. `prepare_put` would treat None as a request to delete
-# the item, but rejects this placeholder, because it is not a mapping.
+# Placeholder for a null value in an imported line. `prepare_put` would treat None as a request to
+# delete the item, but it rejects this placeholder, because a value must be a mapping.
 _INVALID_VALUE: Any = ()
 
 
@@ -354,7 +347,7 @@ def _parse_version_number(line: Mapping[str, Any]) -> int | None:
     """
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
-        raise ValueError(f"the version is {version!r}; expected an integer, 1 or more")
+        raise ValueError(f"the version is {version!r}; expected an integer of 1 or more")
     return version
 
 
@@ -364,88 +357,118 @@ def _write_imported_versions(
     now: int,
     model: Model | None,
     state: _ImportState,
-) -> Flow[_BatchResult]:
-    """Write a batch of versions in one transaction.
+) -> Flow[tuple[TransferReport, set[_RowKey], set[_RowKey]]]:
+    """Write a batch of imported item versions in one transaction.
 
-    Versions that this store already contains, or that are older than its newest version of the key,
-    are skipped. Items for which this store has a tombstone are not imported. If an imported version
-    has the same number as a version in this store but different content, that version and all later
-    versions of its key are skipped, and the key is added to `state.differing`. If `state.differing`
-    is None, an error is raised for such a version instead.
+    Items for which this store has a tombstone are not imported.
+
+    Returns:
+        The report of the batch, the keys that a tombstone of this store matches, and the keys of
+        all tombstones that the import has written so far.
     """
-    report, imported_tombstones = TransferReport(), set[_RowKey]()
+    report, imported_tombstones = TransferReport(), {*state.imported_tombstones}
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
     refused = yield from _find_keys_refused_by_tombstones(writer, items, now, state)
     for item in items:
-        row_key = item.row_key
-        if state.differing is not None and row_key in state.differing:
-            report += TransferReport(unsuitable=1)
-            continue
-        rows = yield writer.sql("history", *row_key)
-        newest = rows[-1] if rows else None
-        same_version_row = next((row for row in rows if row[3] == item.version), None)
-        if item.version is None and newest is not None and newest[6] is None:
-            same_version_row = newest
-        has_same_content = same_version_row is not None and _has_same_content(
-            writer, same_version_row, item.put
+        is_refused = item.row_key in refused
+        report += yield from _write_imported_version(
+            writer, item, now, totals, state.differing, imported_tombstones, is_refused=is_refused
         )
-        is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
-        # Do not overwrite an existing tombstone, because it records when the item was forgotten in
-        # this database.
-        is_own = (
-            is_tombstone
-            and bool(rows)
-            and row_key not in imported_tombstones | state.imported_tombstones
-        )
-        if not has_same_content and row_key in refused:
-            continue
-        if (
-            item.version is not None
-            and same_version_row is not None
-            and not has_same_content
-            and not is_tombstone
-        ):
-            namespace = decode_namespace_path(item.put.path)
-            refusal = ImportFailed(
-                f"version {item.version} of {item.put.key!r} in {namespace!r} "
-                "already exists in this store with different content; import into a new store, or "
-                "forget the item in this store first"
-            )
-            if state.differing is None:
-                raise refusal
-            state.differing.add(row_key)
-            _LOG.warning("skipped this version and all later versions of the item: %s", refusal)
-            report += TransferReport(unsuitable=1)
-        elif (
-            is_own
-            or has_same_content
-            or (newest is not None and (item.version or _MAX_VERSION) <= newest[3])
-        ):
-            is_newest = item.version is not None and same_version_row is newest and not is_own
-            current_row = newest if is_newest else None
-            if current_row and current_row[6:8] == (None, None) and item.valid_to is not None:
-                # Close the current version as of the end time of the imported version. A current
-                # version with an expiry time stays unchanged.
-                yield _build_close_version_statements(
-                    writer,
-                    (yield from writer.read_current_version_row(item.put)),
-                    item.valid_to,
-                    totals,
-                )
-            report += TransferReport(skipped=1)
-        else:
-            yield from _insert_imported_version(writer, item, now, totals)
-            closed = item.valid_to is not None
-            report += TransferReport(items=int(not closed), versions=int(closed))
-            if is_tombstone:
-                imported_tombstones.add(row_key)
     yield from writer.write_totals_and_check_scope_limits([item.put for item in items], totals, now)
     refused_names = (
         (decode_namespace_path(path), key) for path, key in sorted(refused - state.refused)
     )
-    return _BatchResult(
-        report + TransferReport(refused=tuple(refused_names)), refused, imported_tombstones
+    report += TransferReport(refused=tuple(refused_names))
+    return report, refused, imported_tombstones
+
+
+def _write_imported_version(
+    writer: ItemWriter,
+    item: ItemVersion,
+    now: int,
+    totals: WriteTotals,
+    differing: set[_RowKey] | None,
+    imported_tombstones: set[_RowKey],
+    *,
+    is_refused: bool,
+) -> Flow[TransferReport]:
+    """Write an imported item version, unless this store has the same or a newer version.
+
+    The returned report counts the imported version as written, skipped or unsuitable.
+
+    Args:
+        writer: The writer of the store.
+        item: The imported version.
+        now: The current time in microseconds.
+        totals: The totals of the transaction, which are updated.
+        differing: See `_ImportState`. Versions of these keys are skipped. If the version has the
+            same number as a version in this store but different content, its key is added.
+        imported_tombstones: The keys of the tombstones that the import has written. If the version
+            is a tombstone, its key is added.
+        is_refused: Whether a tombstone of this store matches the key. In this case, only a version
+            that this store already contains is reported.
+
+    Raises:
+        ImportFailed: The content differs, and `differing` is None.
+    """
+    row_key = item.row_key
+    if differing is not None and row_key in differing:
+        return TransferReport(unsuitable=1)
+    rows = yield writer.sql("history", *row_key)
+    newest = rows[-1] if rows else None
+    same_version_row = next((row for row in rows if row[3] == item.version), None)
+    if item.version is None and newest is not None and newest[6] is None:
+        same_version_row = newest
+    has_same_content = same_version_row is not None and _has_same_content(
+        writer, same_version_row, item.put
     )
+    if is_refused and not has_same_content:
+        return TransferReport()
+    is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
+    # Do not overwrite a tombstone that already exists in this store, because the tombstone records
+    # when the item was forgotten in this store.
+    is_own_tombstone = is_tombstone and bool(rows) and row_key not in imported_tombstones
+    is_same_number = item.version is not None and same_version_row is not None
+    if is_same_number and not has_same_content and not is_tombstone:
+        return _report_different_content(item, differing)
+    if (
+        is_own_tombstone
+        or has_same_content
+        or (newest is not None and (item.version or _MAX_VERSION) <= newest[3])
+    ):
+        is_current = newest is not None and newest[6:8] == (None, None)
+        is_newest = is_same_number and same_version_row is newest and not is_own_tombstone
+        if is_newest and is_current and item.valid_to is not None:
+            # The imported version has an end time in the source, but it is still the current
+            # version in this store. Set the end time of this store's version to the end time from
+            # the source. If the version in this store has an expiry time, the version is left
+            # unchanged.
+            current_row = yield from writer.read_current_version_row(item.put)
+            yield _build_close_version_statements(writer, current_row, item.valid_to, totals)
+        return TransferReport(skipped=1)
+    yield from _insert_imported_version(writer, item, now, totals)
+    if is_tombstone:
+        imported_tombstones.add(row_key)
+    is_closed = item.valid_to is not None
+    return TransferReport(items=int(not is_closed), versions=int(is_closed))
+
+
+def _report_different_content(item: ItemVersion, differing: set[_RowKey] | None) -> TransferReport:
+    """Report that an imported version already exists in this store with different content.
+
+    Add the key to `differing`, so that later versions of the key are skipped, or raise
+    `ImportFailed` if `differing` is None.
+    """
+    error = ImportFailed(
+        f"version {item.version} of {item.put.key!r} in {decode_namespace_path(item.put.path)!r} "
+        "already exists in this store with different content; import into a new store, or "
+        "forget the item in this store first"
+    )
+    if differing is None:
+        raise error
+    differing.add(item.row_key)
+    _LOG.warning("skipped this version and all later versions of the item: %s", error)
+    return TransferReport(unsuitable=1)
 
 
 def _find_keys_refused_by_tombstones(
@@ -453,13 +476,15 @@ def _find_keys_refused_by_tombstones(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    If a tombstone matches any version of a key, no version of that key is imported. There are two
-    exceptions. A tombstone is ignored if the current version in this store contains the erased
-    text, because the text was then stored again after the erasure. A tombstone is also ignored for
-    any imported version that this store already contains.
+    If a tombstone matches any version of a key, no version of that key is imported. In two cases,
+    an item is imported although this store has a matching tombstone. If the current version in this
+    store contains the erased text, the tombstone is ignored, because the text was stored again
+    after the erasure. If this store already contains an identical version, with the same version
+    number and content, the tombstone for this version is also ignored.
     """
-    reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
-    keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
+    keys_of_items = yield from find_matching_tombstone_keys(
+        writer.sql, [item.content for item in items], now, state.imported_tombstones
+    )
     refused = state.refused.intersection(item.row_key for item in items)
     for item, keys in zip(items, keys_of_items, strict=True):
         if not keys or item.row_key in refused:
@@ -476,7 +501,7 @@ def _find_keys_refused_by_tombstones(
 
 
 def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
-    """Return the content of a row, for comparison with tombstones."""
+    """Return the path, text and provenance of a row, for comparison with tombstones."""
     provenance = writer.records.decode_provenance(row[9], *row[1:4])
     return ItemContent(row[1], writer.records.decode_row_text(row), provenance)
 
@@ -486,8 +511,8 @@ def _insert_imported_version(
 ) -> Flow[None]:
     """Add an imported version of an item.
 
-    If the key has a current version, that version is closed first. A version that was closed in its
-    source is closed after it has been inserted.
+    If the key has a current version, that version is closed first. If the imported version is
+    already closed in its source, it is first inserted as the current version and then closed.
     """
     current_row = yield from writer.read_current_version_row(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_version, _, first_id = current_row
@@ -507,13 +532,11 @@ def _insert_imported_version(
     expires = item.expires_at
     if expires is None and item.put.ttl is not None and item.valid_to is None:
         expires = max(valid_from_time, now) + item.put.ttl
-    times = VersionTimes(created_at, valid_from_time, expires, first_id)
-    [(new_id,)] = yield writer.build_id_statement(1)
-    yield (
-        yield from writer.build_insert_version_statements(
-            [NewVersion(put, namespace_key, version_number, times)], [new_id], totals
-        )
+    new_version = NewVersion(
+        put, namespace_key, version_number, created_at, valid_from_time, expires, first_id
     )
+    [(new_id,)] = yield writer.sql("allocate_ids", "[0]")
+    yield (yield from writer.build_insert_version_statements([new_version], [new_id], totals))
     if item.valid_to is not None:
         yield _build_close_version_statements(
             writer, (yield from writer.read_current_version_row(put)), item.valid_to, totals
@@ -523,7 +546,9 @@ def _insert_imported_version(
 def _build_close_version_statements(
     writer: ItemWriter, current_row: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
-    """Build the SQL statements that close a current version.
+    """Build the SQL statements that end the validity of an item's current version.
+
+    The statements set the version's end time, so that the version is no longer current.
 
     `current_row` is the row of the current version, as returned by `read_current_version_row`.
     """

@@ -29,7 +29,8 @@ WHOLE = "$"  # langgraph's path of the whole value
 # types of JSON values other than floats, objects and arrays
 _EXACT_TYPES = frozenset((str, bool, int, type(None)))
 _CONTAINERS = (dict, list, tuple)
-# finds 19 digits in a row, which occur in every JSON text with an integer of more than 64 bits
+# matches 19 consecutive digits, which occur in every JSON text that contains an integer of more
+# than 64 bits
 _LONG_INTEGER = re.compile(r"\d{19}")
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -55,7 +56,8 @@ def encode_value_as_json(value: Any, max_bytes: int = MAX_BYTES) -> str:
         raise InvalidValue(f"{WHOLE}{problem}")
     try:
         body = orjson.dumps(value)
-    # The value contains lone surrogates, or an integer that needs more than 64 bits.
+    # `orjson` raises TypeError if the value contains lone surrogates, or an integer that needs more
+    # than 64 bits.
     except TypeError:
         if problem := describe_part_that_is_not_json(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
@@ -73,7 +75,7 @@ def check_value_size(byte_count: int, max_bytes: int) -> None:
         )
 
 
-def decode_json_value(text: str) -> dict[str, Any]:
+def decode_json_object(text: str) -> dict[str, Any]:
     """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
@@ -95,12 +97,12 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
         name: The name of the argument, for the error message.
 
     Raises:
-        ConfigurationError: The text is not JSON, or its value is not an object.
+        ConfigurationError: The text is not valid JSON, or its value is not an object.
     """
     try:
         value, problem = json.loads(text), ""
     except (ValueError, RecursionError) as exc:
-        value, problem = None, f", which is not JSON ({exc})"
+        value, problem = None, f", which is not valid JSON ({exc})"
     if not isinstance(value, dict):
         raise ConfigurationError(
             f'{name} is {text!r:.80}{problem}; expected a JSON object, like \'{{"kind": "note"}}\''
@@ -109,7 +111,7 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
-    """Return the path of the first part of a value that is not valid JSON, and the problem.
+    """Find the first part of a value that is not valid JSON, and return its path and the problem.
 
     Args:
         value: The value to check.
@@ -238,7 +240,7 @@ def check_number(
     exclusive_maximum: float = math.inf,
     integer: bool = False,
 ) -> None:
-    """Raise `ConfigurationError` unless a value is a number in a range.
+    """Raise `ConfigurationError` unless a value is a number in the given range.
 
     Args:
         name: The name of the option, for the message.

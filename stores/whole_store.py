@@ -1,4 +1,4 @@
-"""Define the store that owns a database, with methods such as retention, export and import.
+"""Define the base class of stores that own a database, with retention, export and import.
 
 The methods in this module act on the whole database. Methods that are also available on scopes are
 in `store.py`.
@@ -41,14 +41,15 @@ from perdure.stores.import_sources import (
     iter_langgraph_items,
     iter_store_items,
 )
+from perdure.stores.item_reader import build_json_path_index_name
 from perdure.stores.namespaces import decode_namespace_path, prefix_range
-from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.parts import StoreParts, check_store_options
-from perdure.stores.reading import build_json_path_index_name
+from perdure.stores.options import check_store_options
+from perdure.stores.search.static_embedder import DIMS, StaticEmbedder
+from perdure.stores.search.vectors import Model
 from perdure.stores.store import Store
+from perdure.stores.store_parts import StoreParts
 from perdure.stores.transfer import PAGE, Source, Transfer
 from perdure.stores.values import check_number
-from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
@@ -74,11 +75,10 @@ class WholeStore(DatabaseOwner, Store):
     ) -> None:
         config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
         self.index_config: IndexConfig | None = config
-        clock = self._clock
         parts = StoreParts.build(
             sql,
             check_store_options(index=config, **options),
-            lambda: int(clock() * 1_000_000),
+            self._clock,
             open_database,
             values,
         )
@@ -107,7 +107,9 @@ class WholeStore(DatabaseOwner, Store):
     acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
-        """Close the current versions of all expired items, and return how many were closed.
+        """Set the end time of each expired item's current version, and return the item count.
+
+        Setting the end time of a version is called closing the version.
 
         A version is closed when it is replaced, deleted or swept. Expired items are excluded from
         all reads and searches, even before they are swept.
@@ -183,8 +185,8 @@ class WholeStore(DatabaseOwner, Store):
     ) -> list[RemovableVersions]:
         """Return the versions that `sweep_ttl` followed by `retain` would remove.
 
-        Each element of the list describes the versions of one key that would be removed. Nothing is
-        written.
+        The returned list has one element for each key that has removable versions. Each element
+        (`RemovableVersions`) describes the removable versions of one key. Nothing is written.
 
         Args:
             rule: The rule that says which closed versions are kept. None keeps all.
@@ -273,7 +275,8 @@ class WholeStore(DatabaseOwner, Store):
                 else "the values in this database are stored as bytes"
             )
             raise ConfigurationError(
-                f"cannot index the path {path!r}, because {reason}; filter without an index"
+                f"cannot create an index on the path {path!r}, because {reason}; filters on this "
+                "path also work without an index"
             )
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=build_json_path_index_name(path), expression=expression)
@@ -299,7 +302,10 @@ class WholeStore(DatabaseOwner, Store):
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
-        """Return the query plan for a search without a query, and the path indexes that it uses."""
+        """Return the query plan for a search without query text.
+
+        The query plan lists the path indexes (indexes on JSON paths) that the search uses.
+        """
         selection = self._parts.build_item_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.read_query_plan(selection))
 
@@ -368,9 +374,9 @@ class WholeStore(DatabaseOwner, Store):
     ) -> Iterator[dict[str, Any]]:
         """Yield the item versions under a prefix as JSON objects.
 
-        They are ordered by namespace, key and version. perdure's internal notes about memories,
-        such as tombstones, are yielded after all other items. All versions of a key are read from
-        one snapshot. Concurrent writes are allowed.
+        The versions are ordered by namespace, key and version number. perdure's internal notes
+        about memories, such as tombstones, come last. All versions of a key are read from one
+        snapshot. Concurrent writes are allowed.
 
         Args:
             namespace_prefix: The prefix.
@@ -394,7 +400,10 @@ class WholeStore(DatabaseOwner, Store):
         namespace: Namespace | None = None,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Import items from the JSON objects that `export` yields, or from other JSON objects.
+        """Import items from lines that each contain one JSON object.
+
+        A line can contain an object that `export` has yielded, or an arbitrary object to store as
+        the value of an item.
 
         The import can be repeated.
 
@@ -444,9 +453,10 @@ class WholeStore(DatabaseOwner, Store):
         If a memory was deleted or forgotten in this store (see `perdure.memory.forget`), none of
         its versions are imported, even if it was changed in the source afterwards. The report names
         each refused memory. If this store has a tombstone for an item, the item is not imported,
-        whatever the source contains. A tombstone contains the hash of a current or past text of the
-        item or, for a turn, the hash of its source message. To restore such a memory, add it to
-        this store again.
+        whatever the source contains. Each tombstone contains one hash, which is the hash of the
+        item's last text or of one of the item's earlier texts. The tombstone of a conversation turn
+        contains the hash of its source message. To restore a memory that was deleted or forgotten
+        in this store, add the memory to this store again.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
@@ -504,7 +514,11 @@ class WholeStore(DatabaseOwner, Store):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
-        """Return the `limit` largest namespaces, and the number of items created in each month."""
+        """Return the `limit` largest namespaces, and the number of items created in each month.
+
+        For each month, the item count covers the whole store. The count is the number of current
+        items that were created in the month.
+        """
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["created_by_day"]))
@@ -531,13 +545,17 @@ class ExpiredItemSweeper(threading.Thread):
             try:
                 self._sweep()
             except PerdureError:
-                _LOG.exception("expired items could not be closed; the next sweep will retry")
+                _LOG.exception("expired items could not be removed; the next sweep will retry")
 
 
 class _RetentionBounds(NamedTuple):
     """The two conditions under which a retention rule removes a closed version.
 
-    Both must hold. A condition whose value is `NO_LIMIT` always holds.
+    A retention rule removes a closed version only if the conditions `closed_before` and
+    `newer_versions` hold. `closed_before` is the upper bound for the time at which the version was
+    closed. `newer_versions` is the lower bound for the number of newer closed versions. If a bound
+    is `NO_LIMIT`, the condition that uses this bound is met by every closed version. A closed
+    version is a version that was replaced or deleted, or that has expired.
 
     Attributes:
         closed_before: The time before which the version must have been closed, in microseconds.
@@ -555,10 +573,10 @@ def _compute_version_retention_bounds(rule: VersionRetention, now: int) -> _Rete
         ConfigurationError: The rule is empty, or has an invalid number.
     """
     if rule.last is None and rule.days is None:
-        raise ConfigurationError("the retention rule selects nothing; pass last= or days=")
+        raise ConfigurationError("the retention rule is empty; pass last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):
         if number is not None:
-            expected = "a number, zero or more"
+            expected = f"{'an integer' if name == 'last' else 'a number'} of 0 or more"
             check_number(
                 f"retention {name}",
                 number,

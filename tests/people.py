@@ -19,15 +19,16 @@ from pydantic import BaseModel
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow, LiveRun, RunRow
-from perdure.checkpointers.runs import EventBatch, RunTable
-from perdure.checkpointers.webhooks import WebhookTable
 from perdure.memory import Collection, Extraction, Instructions, Profile, remember, search_threads
-from perdure.memory.examples import ExampleSelector
+from perdure.memory.long_term.examples import ExampleSelector
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.records import CronRow, LiveRun, RunRow
+from perdure.run_tables.runs import EventBatch, RunTable
+from perdure.run_tables.webhooks import WebhookTable
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 from tests import postgres_server
+from tests.server_tables import open_table
 
 CARD = "4111 1111 1111 1111"
 KINDS = (
@@ -121,17 +122,19 @@ def store_all_kinds(people: People, user: str, thread_id: str) -> None:
     )
     store.put(("chat_memory", thread_id), "k", {"text": f"a {make_marker(user, 'chat')}"})
     run = accept_run(saver, user, thread_id)
-    asyncio.run(RunTable(saver).add_events([(run, build_event_batch(user))]))
+    asyncio.run(open_table(RunTable, saver).add_events([(run, build_event_batch(user))]))
     webhook_payload = {
         "url": "https://example.com",
         "run": {"values": make_marker(user, "hook")},
         "user": user,
     }
     asyncio.run(
-        WebhookTable(saver).add_webhook(run, webhook_payload, webhook_payload, keeps_thread=False)
+        open_table(WebhookTable, saver).add_webhook(
+            run, webhook_payload, webhook_payload, keeps_thread=False
+        )
     )
-    asyncio.run(CronTable(saver).create(build_cron_row(user, thread_id)))
-    asyncio.run(CronTable(saver).create(build_cron_row(user, None)))
+    asyncio.run(open_table(CronTable, saver).create(build_cron_row(user, thread_id)))
+    asyncio.run(open_table(CronTable, saver).create(build_cron_row(user, None)))
 
 
 def build_event_batch(user: str) -> EventBatch:
@@ -169,7 +172,7 @@ def accept_run(
     due = now + delay_s if delay_s else None
     row = RunRow(live, now, now, row_fields, request=run_request, not_before=due)
     accepted, _ = asyncio.run(
-        RunTable(saver).accept_run_and_list_live_run_ids(
+        open_table(RunTable, saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=False, cancel_action=None, stores_events=True
         )
     )

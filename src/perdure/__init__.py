@@ -20,7 +20,8 @@ __all__ = [
     "SQLiteStore",
     "__version__",
 ]
-# Leave out the names that need psycopg, so that `import *` works without psycopg.
+# Remove the names of classes that need psycopg from `__all__` if psycopg is not installed, so that
+# `from perdure import *` works without psycopg.
 if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial, wraps
 from inspect import CORO_CREATED, getcoroutinestate, signature
+from operator import methodcaller
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from perdure.storage import flow
@@ -39,8 +40,8 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        # The effect is yielded to `run_operation` or `arun_operation`, which performs it and sends
-        # its result back into this generator.
+        # `yield` passes the effect to `run_operation` or `arun_operation`, which performs the
+        # effect and returns its result through `yield`.
         answer: T = yield self
         return answer
 
@@ -54,10 +55,10 @@ class _OperationResult(NamedTuple):
 def run_operation(operation: Operation[T]) -> T:
     """Run an operation synchronously in the calling OS thread, and return its result.
 
-    If an effect raises an exception, it is raised inside the operation, at the `await` of that
-    effect.
+    If an effect that the operation awaits raises an exception, the exception is raised inside the
+    operation, at the `await` of that effect.
     """
-    return flow.run_flow(operation, lambda effect: effect.blocking())
+    return flow.run_flow(operation, methodcaller("blocking"))
 
 
 async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller | None = None) -> T:
@@ -75,9 +76,8 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         else:
             try:
                 step = await call_in_thread(partial(_run_to_next_effect, continue_operation))
-            # The operation has raised an error, or the coroutine was cancelled. If the coroutine
-            # was cancelled before the other OS thread started the operation, close the operation.
-            # Otherwise, Python would warn that the operation was never awaited.
+            # Close an operation that has not started yet, because Python warns about coroutines
+            # that were never awaited.
             except BaseException:
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
@@ -89,15 +89,19 @@ async def arun_operation(operation: Operation[T], call_in_thread: ThreadCaller |
         except Exception as exc:
             continue_operation = partial(operation.throw, exc)
         except BaseException as exc:  # The coroutine is cancelled.
-            # Raise the exception inside the operation. The rest of the operation then runs in the
-            # event loop instead of in another OS thread.
+            # Throw the cancellation exception into the operation at the point where the operation
+            # is waiting. Run the rest of the operation in the event loop, even if earlier steps of
+            # the operation ran in another thread.
             continue_operation, call_in_thread = partial(operation.throw, exc), None
         else:
             continue_operation = partial(operation.send, answer)
 
 
 def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationResult:
-    """Run an operation until its next effect, and return that effect or the final result."""
+    """Run an operation until it awaits its next effect, and return this effect.
+
+    If the operation ends without awaiting another effect, return its final result.
+    """
     try:
         return continue_operation()  # type: ignore[no-any-return]
     except StopIteration as stop:  # An asyncio future cannot raise StopIteration.
@@ -107,8 +111,8 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 def build_effect_that_runs_operation_in_thread(operation: Operation[T]) -> Effect[T]:
     """Return an `Effect` that runs an operation.
 
-    In the asynchronous implementation, the operation's own code (everything between two effects)
-    runs in another OS thread.
+    An operation runs its own code and, in between, awaits effects, which are steps such as database
+    queries. In the asynchronous implementation, the operation's own code runs in another OS thread.
     """
     return Effect(
         lambda: run_operation(operation), lambda: arun_operation(operation, asyncio.to_thread)
@@ -122,15 +126,16 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
     for `get`.
     """
     return Effect(
-        lambda: getattr(target, method)(*args, **options),
-        lambda: getattr(target, f"a{method}")(*args, **options),
+        partial(methodcaller(method, *args, **options), target),
+        partial(methodcaller(f"a{method}", *args, **options), target),
     )
 
 
 def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Effect[T]:
     """Return an `Effect` that calls a function.
 
-    The asynchronous implementation calls the function in another OS thread.
+    The effect's blocking implementation calls the function in the current OS thread. The effect's
+    asynchronous implementation calls the function in another OS thread.
     """
     return Effect(function, lambda: asyncio.to_thread(function))
 

@@ -9,7 +9,7 @@
     │  └─ UnknownModel (LookupError)       the token count or context window of a model is unknown
     ├─ StorageError                        the database refused an operation; see __cause__
     │  ├─ StorageUnavailable               the database is locked, busy or closed; retry
-    │  ├─ StorageFull                      the disk is full; nothing was partly written
+    │  ├─ StorageFull                      the disk is full; nothing was written
     │  ├─ NotADatabase                     perdure did not write the file at the path
     │  ├─ SchemaMismatch                   another version of perdure wrote the database
     │  └─ CorruptRecord                    a stored row is damaged, truncated or was tampered with
@@ -57,7 +57,7 @@ class InvalidConfig(ConfigurationError):
 
 
 class WrongKey(ConfigurationError):
-    """The encryption key is wrong for the database.
+    """Raised if the database cannot be opened with the given encryption key.
 
     `WrongKey` is also raised if the database is encrypted but no key was passed, or if a key was
     passed but the database is not encrypted.
@@ -74,18 +74,23 @@ class MissingDependency(ConfigurationError, ImportError):
 class UnknownModel(ConfigurationError, LookupError):
     """Raised if the token count or the context window of a model is unknown.
 
-    The caller must pass the missing token count or context window as an argument.
+    To avoid the error, pass the model's token count or context window as an argument.
     """
 
 
 class EmbedderMismatch(ConfigurationError):
-    """Raised if the stored vectors come from a different model or have different dimensions."""
+    """Raised if the store's vectors do not match the embedder or the vector encoding.
+
+    The stored vectors have a different embedding model, number of dimensions or encoding than the
+    opened store.
+    """
 
 
 class StorageError(PerdureError):
     """The database refused an operation.
 
-    If the database driver raised an exception, this exception is the `__cause__`.
+    If the database driver raised an exception, the driver's exception is the `__cause__` of the
+    `StorageError`.
     """
 
 
@@ -102,7 +107,11 @@ class NotADatabase(StorageError):
 
 
 class SchemaMismatch(StorageError):
-    """Raised if a newer version of perdure or a pre-release build wrote the database."""
+    """Raised if a newer version of perdure or a pre-release build wrote the database.
+
+    Raised before threads are erased, deleted, copied or merged if the database has tables unknown
+    to this version.
+    """
 
 
 class CorruptRecord(StorageError):
@@ -114,18 +123,25 @@ class SerializationError(PerdureError, TypeError):
 
 
 class Unstorable(SerializationError):
-    """The serializer refuses a value. The error message gives the path to the rejected value."""
+    """Raised if the serializer refuses a value.
+
+    The value that the serializer refuses may be nested in another value. The error message gives
+    the path to the refused value.
+    """
 
 
 class InvalidValue(SerializationError, ValueError):
     """Raised if a store item's value is not a JSON object.
 
-    The error message gives the path to the invalid part of the value.
+    The error message says which part of the item's value is invalid.
     """
 
 
 class ForbiddenType(SerializationError):
-    """A stored value has a type that is not in the allowlist. Add the type with `allow=[...]`."""
+    """Raised if a stored value has a type that is not in the allowlist.
+
+    Add the type to the allowlist with `allow=[...]`.
+    """
 
 
 class UnknownThread(PerdureError, LookupError):
@@ -133,7 +149,7 @@ class UnknownThread(PerdureError, LookupError):
 
 
 class UnknownCheckpoint(PerdureError, LookupError):
-    """The thread has no checkpoint with this id."""
+    """Raised if the thread has no checkpoint with the requested id."""
 
 
 class ThreadDeleted(PerdureError):
@@ -148,27 +164,30 @@ class RunEnded(PerdureError):
 
 
 class UnknownPerson(PerdureError, LookupError):
-    """The database contains no data that belongs to a person with this name."""
+    """Raised if the database contains no data that belongs to a person with the requested name."""
 
 
 class UnknownMemory(PerdureError, LookupError):
-    """The namespace has no memory with this id. The memory may have been deleted."""
+    """Raised if the namespace contains no memory with the requested id.
+
+    The memory may have been deleted.
+    """
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
     """Raised if a run tries to acquire a lock that it already holds.
 
-    The server also raises it if a thread cannot be changed because one of the thread's runs has not
-    ended.
+    The server also raises `AlreadyLocked` if a thread cannot be changed because one of the thread's
+    runs has not ended.
     """
 
 
 class InvalidNamespace(PerdureError, ValueError):
-    """The namespace or the key of a store item is invalid."""
+    """Raised if the namespace or the key of a store item is invalid."""
 
 
 class InvalidFilter(PerdureError, ValueError):
-    """A filter has an unknown operator, or a value of a type that its operator cannot compare."""
+    """Raised if a filter has an unknown operator, or a value that its operator cannot compare."""
 
 
 class VersionConflict(PerdureError):
@@ -226,12 +245,12 @@ class InvalidMessages(PerdureError, TypeError):
 
 
 class BudgetExceeded(PerdureError):
-    """Raised if the messages that must be kept exceed the token or message limit."""
+    """Raised if the messages that trimming must keep exceed the token or message limit."""
 
 
 class ImportFailed(PerdureError, ValueError):
     """Raised if an import fails, for example because a file to import is malformed.
 
     An import of a database also fails if a thread cannot be merged, or if the import is cancelled.
-    Data that was imported before the failure may remain in the database.
+    Data that was imported before the import failed may remain in the database.
     """

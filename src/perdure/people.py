@@ -1,8 +1,8 @@
 """Export or erase everything that belongs to a person.
 
 A person is the user whose memories, messages and profile are used in a thread. `export` yields an
-archive that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget`
-would erase. If `forget` is interrupted, call it again to erase the remaining data.
+archive that `perdure import` reads. `forget` erases the person's data, and `plan` reports the data
+that `forget` would erase. If `forget` is interrupted, call it again to erase the remaining data.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.owner_record import may_owners_be_organisations
-from perdure.checkpointers.person_rows import PersonRows
-from perdure.checkpointers.records import CronRow
 from perdure.effects import run_operation
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
-from perdure.memory.person_archive import iter_archive_lines
-from perdure.memory.person_namespaces import (
+from perdure.memory.long_term.person_archive import iter_archive_lines
+from perdure.memory.long_term.person_namespaces import (
     PersonNamespaces,
     check_templates,
     find_person_namespaces,
     forget_person,
 )
-from perdure.memory.person_quotations import (
+from perdure.memory.long_term.quotation_finder import (
     QuotationFinder,
     find_ids_of_quoting_threads_for_each_finder,
     iter_cron_texts,
@@ -37,7 +35,9 @@ from perdure.memory.person_quotations import (
     iter_messages,
     read_human_texts_by_sender,
 )
-from perdure.memory.records import RESERVED_LABEL, StoreAdapter
+from perdure.memory.long_term.records import RESERVED_LABEL, StoreAdapter
+from perdure.run_tables.person_rows import PersonRows
+from perdure.run_tables.records import CronRow
 from perdure.settings import check_user
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.whole_store import WholeStore
@@ -52,13 +52,14 @@ _PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export 
 # Maximum number of passes per erasure. Each further pass erases the data that other processes wrote
 # during the previous pass.
 _MAX_ROUNDS: Final = 3
-# Interval, in seconds, at which an erasure checks whether the cancelled runs have ended.
+# Interval, in seconds, between two checks whether the person's cancelled runs have ended. An
+# erasure cancels the person's runs first, and then waits until all of these runs have ended.
 _PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The objects of one kind, such as threads, that belong to a person or mention the person.
+    """The data of one kind, such as threads, that belongs to a person or mentions the person.
 
     Attributes:
         what: The kind of the objects, a plural noun such as `"threads"`.
@@ -103,7 +104,11 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
-        """Return the number of objects of a kind, such as threads, that were or would be erased."""
+        """Return how many objects of the given kind were erased.
+
+        `kind` is a plural noun, such as `"threads"`. After a dry run, the result is the number of
+        objects that the erasure would have erased.
+        """
         return sum(part.count for part in self.erased if part.what == kind)
 
 
@@ -121,8 +126,9 @@ def export(
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
-    docs/people.md. Other processes may write to the database during the export. Each thread is
-    exported from a consistent snapshot, and so is each item with all its versions.
+    docs/people.md. Other processes may write to the database during the export. The archive
+    contains a consistent snapshot of each thread, and a consistent snapshot of all versions of each
+    item.
 
     Args:
         user: The name of the person.
@@ -193,8 +199,9 @@ def plan(
         UnknownPerson: Nothing belongs to a person of this name.
     """
     rows = _check_user_and_build_person_rows(user, saver, owners_are_people, thread_ids)
-    options = looks_elsewhere, hand_over, conversations_by_id
-    return _PersonErasure(rows, saver, store, namespaces, *options).plan()
+    return _PersonErasure(
+        rows, saver, store, namespaces, looks_elsewhere, hand_over, conversations_by_id
+    ).plan()
 
 
 def forget(
@@ -213,8 +220,8 @@ def forget(
     """Erase everything that belongs to a person, and overwrite the deleted bytes in a SQLite file.
 
     An erasure first deletes the person's crons and cancels the person's runs. After all cancelled
-    runs have ended, it erases the person's store items and threads. If `forget` is interrupted,
-    call it again to erase the remaining data.
+    runs have ended, the erasure deletes the person's store items and threads. If `forget` is
+    interrupted, call it again to erase the remaining data.
 
     Args:
         user: The name of the person.
@@ -237,12 +244,13 @@ def forget(
             already erased stays erased.
     """
     rows = _check_user_and_build_person_rows(user, saver, owners_are_people, thread_ids)
-    options = looks_elsewhere, hand_over, conversations_by_id
-    return _PersonErasure(rows, saver, store, namespaces, *options).forget(timeout_s)
+    return _PersonErasure(
+        rows, saver, store, namespaces, looks_elsewhere, hand_over, conversations_by_id
+    ).forget(timeout_s)
 
 
 def limit_report_to_namespaces(report: Report, visible_namespaces: Collection[str]) -> Report:
-    """Return a copy of the report whose kept namespaces are limited to `visible_namespaces`."""
+    """Return a copy of the report that omits all namespaces except `visible_namespaces`."""
     kept_parts = (
         replace(
             part, ids=tuple(namespace for namespace in part.ids if namespace in visible_namespaces)
@@ -291,13 +299,14 @@ class _PersonErasure:
 
     def plan(self) -> Report:
         """Count the data that would be erased."""
+        self._check_all_components_are_known()
         threads, person_namespaces = self._find_threads_and_namespaces()
         self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_kept_data_that_mentions_person(threads, person_namespaces)
         for cron in self.rows.list_own_crons_and_crons_on_other_threads(frozenset(threads))[0]:
-            self._count("crons", cron.cron_id)
+            self._count_object_once("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
-            self._count("webhooks", run_id)
+            self._count_object_once("webhooks", run_id)
         self._erase_items_of_person(threads, dry_run=True)
         for thread_id in threads:
             self._add_thread_contents_to_counts(thread_id)
@@ -309,11 +318,12 @@ class _PersonErasure:
         While a pass is running, other processes can write new data that belongs to the person. The
         next pass erases this data.
         """
+        self._check_all_components_are_known()
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            # Overwrite deleted bytes before raising the error. An earlier erasure may have been
-            # interrupted after deleting all of the person's rows but before overwriting the deleted
+            # Overwrite deleted bytes before raising the error, because an earlier erasure may have
+            # been interrupted after deleting all of the person's rows but before overwriting their
             # bytes.
             self._overwrite_deleted_bytes_and_return_if_complete()
             raise
@@ -336,13 +346,21 @@ class _PersonErasure:
             dry_run=False,
         )
 
+    def _check_all_components_are_known(self) -> None:
+        """Raise SchemaMismatch if the database has tables that perdure does not support.
+
+        Unsupported tables could contain data about the person, and an erasure would miss this data.
+        """
+        saver = self.rows.saver
+        saver.database.read(saver.parts.maintenance.extensions.load)
+
     def _find_threads_and_namespaces(self) -> tuple[list[str], PersonNamespaces]:
         return _find_threads_and_namespaces_of_person(
             self.rows, self.store, self.namespaces, self.conversations_by_id
         )
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
-        """Record the ids of threads without a `user_id` whose `owner` is the person's name."""
+        """Record the threads that have no `user_id` and whose `owner` is the person's name."""
         self.owned_thread_ids = self.rows.list_ids_of_owned_threads_without_user_id()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
@@ -357,7 +375,7 @@ class _PersonErasure:
         own_threads, deadline = frozenset(threads), time.monotonic() + timeout_s
         for cron in self.rows.list_own_crons_and_crons_on_other_threads(own_threads)[0]:
             self.rows.delete_cron(cron)
-            self._count("crons", cron.cron_id)
+            self._count_object_once("crons", cron.cron_id)
         for live in self.rows.list_live_runs(own_threads):
             self.rows.cancel_run(live)
         while executing := [
@@ -366,13 +384,13 @@ class _PersonErasure:
             if time.monotonic() > deadline:
                 raise StorageUnavailable(
                     f"run {executing[0].run_id!r} of thread {executing[0].thread_id!r} was "
-                    f"cancelled but has not ended after {timeout_s:g} s; when it has ended, call "
-                    f"forget() for {self.rows.user!r} again"
+                    f"cancelled but has not ended after {timeout_s:g} s; when it has ended, erase "
+                    f"the data of {self.rows.user!r} again"
                 )
             time.sleep(_PAUSE_S)
         for run_id in self.rows.list_webhook_run_ids():
             self.rows.delete_webhook(run_id)
-            self._count("webhooks", run_id)
+            self._count_object_once("webhooks", run_id)
 
     def _erase_items_of_person(self, threads: list[str], *, dry_run: bool) -> None:
         """Erase the items of the person. With `dry_run`, only count the items."""
@@ -389,7 +407,7 @@ class _PersonErasure:
         self.counts["handed over"] += receipt.handed_over
         self.counts["items"] += receipt.items
         self.counts["versions"] += receipt.versions
-        self.ids["items"] += [_join_labels(namespace) for namespace in receipt.namespaces]
+        self.ids["items"] += ["/".join(namespace) for namespace in receipt.namespaces]
         self.hashes |= {*receipt.hashes}
 
     def _erase_thread(self, thread_id: str, timeout_s: float) -> None:
@@ -399,19 +417,19 @@ class _PersonErasure:
             self.hashes |= {*self.rows.erase_thread(thread_id).hashes}
 
     def _add_thread_contents_to_counts(self, thread_id: str) -> None:
-        """Add the thread, its runs, checkpoints and messages to `self.counts`."""
-        self._count("threads", thread_id)
+        """Count the thread and its runs, checkpoints and messages in `self.counts`."""
+        self._count_object_once("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
         # `Checkpointer.thread` raises UnknownThread if a thread has no checkpoint.
         with suppress(UnknownThread):
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 
-    def _count(self, kind: str, id: str) -> None:
+    def _count_object_once(self, object_kind: str, object_id: str) -> None:
         """Count an object of the given kind, unless it has already been counted."""
-        if id not in self.ids[kind]:
-            self.counts[kind] += 1
-            self.ids[kind].append(id)
+        if object_id not in self.ids[object_kind]:
+            self.counts[object_kind] += 1
+            self.ids[object_kind].append(object_id)
 
     def _overwrite_deleted_bytes_and_return_if_complete(self) -> bool:
         """Overwrite the erased bytes, and return whether all of them were overwritten."""
@@ -423,7 +441,7 @@ class _PersonErasure:
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
         """List other people's data that mentions the person."""
-        kept_parts = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
+        kept_parts = [Part("namespaces", tuple(map("/".join, person_namespaces.others)))]
         if self.looks_elsewhere:
             own_threads = frozenset(threads)
             other_owned_threads = tuple(
@@ -472,10 +490,13 @@ class _PersonErasure:
     def _find_ids_of_other_threads_quoting_person_and_quoting_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Find other people's threads that contain text from the person or from the person's crons.
+        """Find other users' threads that quote the person or one of the person's crons.
 
-        The search looks for messages that the person wrote and for texts of the person's items. It
-        ignores texts that other people sent in the person's threads.
+        A thread quotes a cron (a scheduled run) if the thread contains a message that the cron
+        sent.
+
+        The search looks for messages that the person wrote and for texts of the person's items. The
+        search does not look for messages that other people sent in the person's threads.
 
         Returns:
             The ids of the threads that contain a text of the person, and the ids of the threads
@@ -490,18 +511,19 @@ class _PersonErasure:
             text for text in own_texts if text not in human_texts.foreign and text not in cron_texts
         )
         finders = [QuotationFinder(texts), QuotationFinder(cron_texts)]
-        other_threads = self.rows.iter_thread_ids_except(frozenset(threads))
         quoting_threads, cron_threads = find_ids_of_quoting_threads_for_each_finder(
-            self.saver, other_threads, finders
+            self.saver, self.rows.iter_thread_ids_except(frozenset(threads)), finders
         )
         return quoting_threads, cron_threads
 
     def _iter_paths_of_other_peoples_items_from_own_threads(
         self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
-        """Yield the paths of other people's items that were extracted from the person's threads.
+        """Yield the paths of other people's items that come from the person's threads.
 
-        A path consists of the namespace's labels and the key, joined by `/`.
+        Such an item is, for example, a memory that was extracted from one of the person's threads.
+
+        An item's path consists of the labels of its namespace and its key, joined by `/`.
         """
         if own_thread_ids:
             source, authored_items = (
@@ -514,7 +536,7 @@ class _PersonErasure:
                     namespace[: len(own_namespace)] == own_namespace
                     for own_namespace in person_namespaces.own
                 ):
-                    yield _join_labels((*namespace, key))
+                    yield "/".join((*namespace, key))
 
     def _build_report(
         self, kept_parts: tuple[Part, ...], *, scrubbed: bool, dry_run: bool
@@ -527,13 +549,15 @@ class _PersonErasure:
         )
         if handed_over := self.counts["handed over"]:
             kept_parts = (*kept_parts, Part("items of teams without the name", number=handed_over))
-        hashes = () if dry_run else tuple(sorted(self.hashes))
-        report_fields = hashes, scrubbed, dry_run, self.by_owner
-        return Report(self.rows.user, tuple(erased), kept_parts, *report_fields)
-
-
-def _join_labels(labels: Sequence[str]) -> str:
-    return "/".join(labels)
+        return Report(
+            self.rows.user,
+            tuple(erased),
+            kept_parts,
+            hashes=() if dry_run else tuple(sorted(self.hashes)),
+            scrubbed=scrubbed,
+            dry_run=dry_run,
+            by_owner=self.by_owner,
+        )
 
 
 def _check_user_and_build_person_rows(
@@ -543,7 +567,7 @@ def _check_user_and_build_person_rows(
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
     """Validate a person's name, and return a `PersonRows` object for the person."""
-    check_user("the argument 'user'", user, "pass the name of the person")
+    check_user("the argument 'user'", user, "pass the person's user name")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
         owners_are_people = not may_owners_be_organisations(saver.database)
@@ -559,7 +583,7 @@ def _find_threads_and_namespaces_of_person(
     """Find the threads and namespaces that belong to a person.
 
     Raises:
-        UnknownPerson: The person has no threads, namespaces, items or crons.
+        UnknownPerson: The person has no threads, namespaces, items, crons or undelivered webhooks.
     """
     threads, templates = rows.list_thread_ids(), check_templates(namespaces)
     conversations = threads if conversations_by_id else None
@@ -571,6 +595,7 @@ def _find_threads_and_namespaces_of_person(
         or person_namespaces.own
         or person_namespaces.authored_items
         or rows.list_own_crons_and_crons_on_other_threads(frozenset())[0]
+        or rows.list_webhook_run_ids()
     ):
         raise build_unknown_person_error(
             rows.user, rows.list_ids_of_owned_threads_without_user_id()
@@ -579,10 +604,10 @@ def _find_threads_and_namespaces_of_person(
 
 
 def build_unknown_person_error(user: str, owned_thread_ids: Sequence[str] = ()) -> UnknownPerson:
-    """Build the exception that is raised if a person has no threads, items or crons.
+    """Build the error for a user name to which no thread, item, cron or webhook belongs.
 
     Args:
-        user: The name.
+        user: The user name.
         owned_thread_ids: The ids of the threads whose `owner` has this name, if owners are
             organisations.
     """
@@ -593,5 +618,5 @@ def build_unknown_person_error(user: str, owned_thread_ids: Sequence[str] = ()) 
             "as an organisation; if it is a person, pass --owners people or owners_are_people=True"
         )
     return UnknownPerson(
-        f"nobody of this name: no thread, item or cron belongs to {user!r}; {advice}"
+        f"nobody of this name: no thread, item, cron or webhook belongs to {user!r}; {advice}"
     )

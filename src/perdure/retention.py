@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from perdure.checkpointers import Retention, ThreadInfo
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
-from perdure.memory.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
+from perdure.memory.long_term.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
 from perdure.memory.thread_messages import build_put_clearing_extraction_failure
 from perdure.settings import Rules
 from perdure.stores import StoredItem, VersionRetention
@@ -32,10 +32,10 @@ T = TypeVar("T")
 # Name of the lock that is held while retention is applied. The lock of a thread is named after the
 # thread id. The two names cannot collide, because this name is not a valid thread id.
 _LOCK_NAME: Final = "\0retention"
-# Maximum number of threads that are locked at the same time.
+# Maximum number of idle threads that are locked and deleted at the same time.
 _THREADS_PER_BATCH: Final = 200
-# Maximum number of timestamps in the filter with which one call of `forget` selects quarantine
-# entries.
+# Maximum number of timestamps passed to a single `forget` call, which selects quarantine entries by
+# their timestamps.
 _ENTRIES_PER_BATCH: Final = 1_000
 
 
@@ -74,7 +74,8 @@ class Report:
     def size_bytes(self) -> int:
         """The approximate total size of the removed data, in bytes.
 
-        The database file does not shrink, but its freed space is reused for new data.
+        An SQLite file shrinks as its free pages are released after writes. On Postgres, the freed
+        space is reused for new data.
         """
         return sum(removal.size_bytes for removal in self.removals)
 
@@ -113,8 +114,8 @@ def apply(
 ) -> Report:
     """Delete the data that is due for removal under the retention rules.
 
-    Expired items are removed even without a rule, unless `thread_ids` is given. Memories and
-    quarantined candidates are erased with all their versions.
+    Expired store items are always removed, except if `thread_ids` is given. Memories and
+    quarantined texts that are due for removal are erased together with all their versions.
 
     Args:
         rules: The rules. `perdure.settings.load().retention` returns the rules of the settings.
@@ -173,7 +174,8 @@ class _RetentionPass:
     def run(self) -> Report:
         """Apply the rules and return the report. With `dry_run`, only count the data.
 
-        The order of the steps matters, because later steps use the results of earlier steps.
+        The rules are applied in a fixed order, because applying a rule can require the results of
+        the rules before it.
         """
         rules, applies_to_all_data = self.rules, self.thread_ids is None
         removals: list[Removal] = []
@@ -190,7 +192,7 @@ class _RetentionPass:
         return Report(tuple(removals), tuple(self.left))
 
     def _erase_old_quarantine_entries(self, min_age_days: float) -> Iterator[Removal]:
-        """Erase the candidates that were quarantined more than `min_age_days` days ago."""
+        """Erase the extracted texts that were quarantined more than `min_age_days` days ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
             [
@@ -211,8 +213,8 @@ class _RetentionPass:
     def _delete_idle_threads(self, idle_since: datetime) -> Iterator[Removal]:
         """Delete threads whose last activity was before a given time.
 
-        If `rules.memories` is set, the memories that were extracted from the threads are also
-        erased.
+        If `rules.memories` is set, the memories that were extracted from the deleted threads are
+        also erased.
         """
         # With `dry_run`, `delete_idle` only lists the idle threads.
         idle_candidates = self.saver.delete_idle(
@@ -241,15 +243,20 @@ class _RetentionPass:
                     batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
                 deleted += batch_infos
         self.idle_thread_ids = sorted(info.thread_id for info in deleted)
-        freed_bytes = sum(info.size_bytes for info in deleted)
-        yield Removal("idle threads", len(deleted), freed_bytes, tuple(self.idle_thread_ids))
+        yield Removal(
+            "idle threads",
+            len(deleted),
+            sum(info.size_bytes for info in deleted),
+            tuple(self.idle_thread_ids),
+        )
         if self.rules.memories:
             yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
     def _try_lock_thread(self, thread_id: str, stack: ExitStack) -> bool:
         """Try to lock a thread, and return whether the lock was acquired.
 
-        If a thread cannot be locked, its id is added to `left`.
+        If the thread's lock cannot be acquired, the thread id is added to `left`, the list of
+        threads that retention has skipped.
         """
         try:
             stack.enter_context(self.saver.lock(thread_id, timeout_s=0))
@@ -273,9 +280,9 @@ class _RetentionPass:
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
         counts = [removed.checkpoints, removed.size_bytes, removed.items]
         if self.dry_run and self.idle_thread_ids:
-            # In a dry run, idle threads are not deleted, so `retain` counts their checkpoints too.
-            # Subtract these checkpoints, because a real run would delete them together with the
-            # threads.
+            # In a dry run, idle threads are not deleted, so `retain` also counts the checkpoints of
+            # idle threads. Subtract these checkpoints from the counts, because a real run would
+            # delete them together with the idle threads.
             removed_with_threads = self.saver.retain(
                 rule, thread_ids=self.idle_thread_ids, dry_run=True
             )
@@ -292,7 +299,7 @@ class _RetentionPass:
         yield Removal("messages", counts[2])
 
     def _remove_expired_items_and_old_versions(self) -> Iterator[Removal]:
-        """Remove expired items, then old versions."""
+        """Remove expired items, and then old versions of items."""
         limits = self.rules.versions_last, self.rules.versions_days
         rule = None if limits == (None, None) else VersionRetention(*limits)
         removable = [
@@ -314,8 +321,8 @@ class _RetentionPass:
         for note in self._find_items_older_than(
             (RESERVED_LABEL, WATERMARKS), "failed_at", min_age_days
         ):
-            # `batch` raises VersionConflict if an extraction has updated the failure record since
-            # it was read. In this case, the updated record is kept.
+            # If the extraction record has changed since it was read, `batch` raises VersionConflict
+            # and does not clear the record.
             with suppress(VersionConflict):
                 if not self.dry_run:
                     self.store.batch([build_put_clearing_extraction_failure(note)])
@@ -329,14 +336,16 @@ class _RetentionPass:
 
         Only items under the namespace prefix are searched.
         """
-        condition = {timestamp_field: {"$lt": self._days_ago(days).isoformat()}}
         items: list[Any] = self.store.search(
-            namespace_prefix, filter=condition, limit=sys.maxsize, refresh_ttl=False
+            namespace_prefix,
+            filter={timestamp_field: {"$lt": self._days_ago(days).isoformat()}},
+            limit=sys.maxsize,
+            refresh_ttl=False,
         )
         return items
 
     def _days_ago(self, days: float) -> datetime:
-        # Limit the number of days, because a `datetime` cannot represent a date before the year 1.
+        # Limit `days` to 700,000, because a `datetime` cannot represent a date before the year 1.
         return self.started_at - timedelta(days=min(days, 700_000))
 
 

@@ -1,8 +1,8 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
-The environment variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the
-environment variables and the file. The library, the command line, the worker and the graphs in
-`langgraph.json` use the same settings.
+The environment variables `PERDURE_*` override the file `perdure.toml`. Function arguments and
+command-line options override both the environment variables and `perdure.toml`. The library, the
+command line, the worker and the graphs in `langgraph.json` use the same settings.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TIMEOUT_S: Final = 30.0
 """Default timeout, in seconds, for acquiring a database connection or lock."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
-# Maximum value of a numeric setting. Even as a number of days, it exceeds the age of any stored
-# data.
+# Maximum value of a numeric setting. For a setting in days, the maximum is about 2,700 years, which
+# is longer than the age of any stored data.
 _MAX_NUMBER: Final = 1_000_000
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # For each setting type, a description of the expected value and a function that parses its text
@@ -107,8 +107,8 @@ _FILLERS: Final = frozenset(
 def check_user(name: str, user: Any, remedy: str = "omit the name to use the default user") -> str:
     """Validate and return a user name from an option, a variable or a request.
 
-    An empty name usually comes from an unset environment variable. An empty name must not be taken
-    to mean the default user or all users.
+    An empty name raises an error. An empty name usually comes from an unset environment variable.
+    An empty name must not select the default user or all users.
 
     Args:
         name: The option, variable or field, for the error.
@@ -128,21 +128,25 @@ def check_user(name: str, user: Any, remedy: str = "omit the name to use the def
 def is_valid_user_or_team_name(value: Any) -> TypeGuard[str]:
     """Return whether a value is a valid user or team name.
 
-    A name is a string with at least one visible character. Spaces, control characters and format
-    characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid names,
-    because they cannot be segments of a URL path.
+    A valid name is a string with at least one visible character. Spaces, control characters and
+    format characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid
+    names, because they cannot be segments of a URL path.
     """
-    if not isinstance(value, str) or value in (".", ".."):
-        return False
-    return not all(
-        char.isspace() or char in _FILLERS or unicodedata.category(char) in _INVISIBLE
-        for char in value
+    return (
+        isinstance(value, str)
+        and value not in (".", "..")
+        and not all(
+            char.isspace() or char in _FILLERS or unicodedata.category(char) in _INVISIBLE
+            for char in value
+        )
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The retention rules from the table `[retention]`. A rule that is None removes nothing.
+    """The retention rules from the settings file's `[retention]` table.
+
+    A rule that is None removes nothing.
 
     Attributes:
         idle_days: Delete threads that have been idle for this number of days.
@@ -266,8 +270,9 @@ NAMES: Final = {
 }
 
 
-# Matches a DSN that consists of `keyword=value` pairs. Such a text starts with a libpq keyword or
-# contains `password=` anywhere, because a file name would not contain a password.
+# Matches a DSN that consists of `keyword=value` pairs. A text counts as such a DSN if it starts
+# with a libpq keyword. A text that contains `password=` anywhere also counts as a DSN, because a
+# file name would not contain a password.
 _DSN_KEYWORDS: Final = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
     r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
@@ -348,10 +353,11 @@ def load(**arguments: str | None) -> Settings:
 
 
 def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -> None:
-    """Reject settings in a `perdure.toml` that could give the file's author data or control.
+    """Reject settings in a `perdure.toml` that could let its author steal data or run code.
 
-    These settings could send the user's data to the author of the file, or run the author's code. A
-    `perdure.toml` that the user did not choose explicitly may come from a cloned repository.
+    A `perdure.toml` that the user did not choose explicitly may come from a cloned repository. A
+    `perdure.toml` from a cloned repository could send user data to its author through `base_url`,
+    or run the author's code through `graphs`.
 
     Raises:
         ConfigurationError: A file that the user has not chosen sets a DSN or `graphs`, or sets
@@ -380,15 +386,14 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     graphs, source = settings.get("graphs", ("", ""))
     if _is_untrusted_file(source):
         raise ConfigurationError(
-            f"the setting 'graphs' in the file {source!r} was refused, because its value "
-            f"{graphs!r} determines which code is run; if you trust the file, set "
-            f"PERDURE_CONFIG={source}; otherwise set PERDURE_GRAPHS to a langgraph.json that you "
-            "trust"
+            f"the file {source!r} is not trusted, so its setting 'graphs' = {graphs!r} was "
+            "refused, because this setting determines which code is run. If you trust the file, "
+            f"set PERDURE_CONFIG={source}. Otherwise, set PERDURE_GRAPHS to another langgraph.json"
         )
 
 
 def _is_untrusted_file(source: str) -> bool:
-    """Return whether a setting's source is a `perdure.toml` that the user did not choose."""
+    """Return whether a setting comes from a `perdure.toml` that was not explicitly chosen."""
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
@@ -408,7 +413,10 @@ def _read_settings_from_environment() -> dict[str, Setting]:
 
 
 def _read_settings_file() -> dict[str, Setting]:
-    """Return the settings from the settings file, keyed by name; empty if there is no file."""
+    """Return the settings from the settings file, as a dict with the setting names as keys.
+
+    If there is no settings file, the dict is empty.
+    """
     path = _find_settings_file()
     if path is None:
         return {}
@@ -454,7 +462,8 @@ def _find_settings_file() -> Path | None:
     while True:
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
-        # The parent of the root folder is the root folder itself.
+        # Stop searching parent folders at the home folder or at the root folder. The root folder is
+        # its own parent folder.
         top_folders = (home, _read_folder_identity(folder / ".."))
         if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break
@@ -475,7 +484,7 @@ def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
 def _parse_environment_variable(text: str, type_name: str) -> Any:
     """Convert an environment variable's value to the type of the setting.
 
-    A value that cannot be converted is returned unchanged.
+    If the value cannot be converted to the type of the setting, return the original text.
     """
     try:
         return _VALUE_KINDS[type_name][1](text)
@@ -484,8 +493,10 @@ def _parse_environment_variable(text: str, type_name: str) -> Any:
 
 
 def _build_default_database_path() -> str:
-    """Return the default path of the database, and create its folder."""
+    """Return the default path of the database, and create the folder if it is missing."""
     folder = platformdirs.user_data_path("perdure")
-    if not folder.is_dir():  # langgraph's server forbids os.mkdir() in its event loop.
+    # Check first whether the folder exists, because LangGraph's server forbids `os.mkdir()` in its
+    # event loop.
+    if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
     return str(folder / "perdure.db")

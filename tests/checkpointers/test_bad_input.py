@@ -130,7 +130,7 @@ def test_invalid_limits_strategies_and_retention_rules_are_refused(
     for call, expected_message in (
         (lambda: saver.threads(limit=0), "'limit' is 0"),
         (lambda: saver.prune(["t"], strategy="some"), "'strategy' is 'some'"),
-        (lambda: saver.retain(Retention()), "rule selects nothing"),
+        (lambda: saver.retain(Retention()), "rule is empty"),
         (lambda: saver.retain(Retention(last=-1)), "'last' is -1"),
         (lambda: saver.retain(Retention(days=-2)), "'days' is -2"),
         (lambda: saver.delete_thread(""), "thread_id is empty"),

@@ -18,15 +18,15 @@ from perdure.checkpointers.manifest import (
     Ranges,
     compute_max_log_range_count,
     count_positions,
+    decode_ranges,
     drop_repeated_positions,
-    flatten_ranges,
+    encode_ranges,
     group_short_log_ranges_for_merging,
-    iter_log_keys_and_flat_ranges,
     iter_positions,
+    iter_referenced_log_keys_and_ranges,
     join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
-    unflatten_ranges,
 )
 
 position_numbers = st.integers(0, 40)
@@ -106,7 +106,7 @@ def test_drop_repeated_positions_keeps_first_occurrences_in_order(ranges: Ranges
 
 @given(range_lists)
 def test_unflatten_reverses_flatten(ranges: Ranges) -> None:
-    assert ranges == unflatten_ranges(flatten_ranges(ranges))
+    assert ranges == decode_ranges(encode_ranges(ranges))
 
 
 @given(range_lists | scattered_ranges)
@@ -162,6 +162,6 @@ def test_log_references_are_found_within_nested_maps() -> None:
     inner = {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []], "f": [LIST_HERE, [b"x"]]}
     ref = [MAP, {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, inner]}]
 
-    assert list(iter_log_keys_and_flat_ranges(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
-    assert list(iter_log_keys_and_flat_ranges(b"in place")) == []
-    assert list(iter_log_keys_and_flat_ranges([DICT_HERE, [b"x"]])) == []
+    assert list(iter_referenced_log_keys_and_ranges(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
+    assert list(iter_referenced_log_keys_and_ranges(b"in place")) == []
+    assert list(iter_referenced_log_keys_and_ranges([DICT_HERE, [b"x"]])) == []

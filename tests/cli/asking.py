@@ -78,8 +78,19 @@ twice.add_node("first", lambda state: {"heard": [interrupt("One?")]})
 twice.add_node("second", lambda state: {"heard": [interrupt("Two?")]})
 twice.add_edge(START, "first")
 twice.add_edge("first", "second")
+
+
+def ask_until_yes(state):
+    while (answer := interrupt("Yes?")) != "yes":
+        pass
+    return {"heard": [answer]}
+
+
+stubborn = StateGraph(State)
+stubborn.add_node("ask", ask_until_yes)
+stubborn.add_edge(START, "ask")
 '''
-NAMES = ("review", "batch", "plain", "several", "failing", "twice")
+NAMES = ("review", "batch", "plain", "several", "failing", "twice", "stubborn")
 
 
 def write_langgraph_json(folder: Path, *names: str) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli import import_chatgpt
 from perdure.cli.app import open_database
-from perdure.cli.conversation import MessageNode
-from perdure.cli.import_report import ConversationsReport
-from perdure.cli.import_thread import ImportWriter
+from perdure.cli.importing import chatgpt
+from perdure.cli.importing.conversation import MessageNode
+from perdure.cli.importing.import_writer import ImportWriter
+from perdure.cli.importing.report import ConversationsReport
 from perdure.stores import SQLiteStore
 from tests.cli.commands import invoke, run_json
 from tests.cli.exports import (
@@ -92,9 +92,7 @@ def search_thread_texts(text: str) -> list[str]:
     return [hit["text"].partition("\n")[0] for hit in hits]
 
 
-def import_as_earlier_version(
-    file: Path, reader: Any = import_chatgpt.build_chatgpt_conversation
-) -> None:
+def import_as_earlier_version(file: Path, reader: Any = chatgpt.build_chatgpt_conversation) -> None:
     """Import a file like the previous version, which left out documents and reports."""
     shorter = reader(json.loads(file.read_text())[0])
     for key, text in shorter.former_texts.items():

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.labels import TURN_WITHOUT_MEMORY
 from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
+from perdure.checkpointers.records import ChangesByOtherUsers, ClientMetadata
+from perdure.run_tables.thread_list import ThreadList
 from perdure.stores import open_store
 from tests.cli.asking import read_answers, run_to_question, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json
@@ -104,6 +107,44 @@ def test_answer_of_another_person_keeps_user_of_thread(db_address: str, graphs: 
         metadata = {name: head.metadata[name] for name in ("user_id", "graph_id", "title")}
     assert metadata == {"user_id": "dora", "graph_id": "review", "title": "A refund"}
     assert invoke("threads", "--waiting").exit_code == 1
+
+
+@pytest.mark.parametrize("changes", ["none", "earlier", "since_last_message"])
+def test_answer_uses_nobodys_memories_after_change_by_other_user(
+    changes: ChangesByOtherUsers, db: Path, graphs: str
+) -> None:
+    """The server has recorded that another user changed the thread after Dora's message."""
+    run_to_question(str(db), graphs, "review", "t")
+    with open_checkpointer(db) as saver:
+        client = ClientMetadata({}, changes_by_other_users=changes)
+        ThreadList(saver).update_thread("t", lambda thread: (client, thread.last_run_status))
+    run("answer", "t", "approve", "--graphs", graphs, stdin="")
+
+    with open_store(db) as store:
+        namespaces = store.list_namespaces(prefix=("memories",))
+    assert namespaces == ([] if changes == "since_last_message" else [("memories", "dora")])
+    with open_checkpointer(db) as saver:
+        head = saver.head("t")
+    assert head is not None
+    assert head.metadata["user_id"] == "dora"
+    is_marked = TURN_WITHOUT_MEMORY in head.metadata
+    assert is_marked == (changes == "since_last_message")
+
+
+@pytest.mark.parametrize("changes", ["none", "earlier"])
+def test_rewind_may_return_to_change_by_other_user(
+    changes: ChangesByOtherUsers, db: Path, graphs: str
+) -> None:
+    run_to_question(str(db), graphs, "review", "t")
+    with open_checkpointer(db) as saver:
+        client = ClientMetadata({}, changes_by_other_users=changes)
+        ThreadList(saver).update_thread("t", lambda thread: (client, thread.last_run_status))
+        question = saver.checkpoints("t", limit=1)[0].checkpoint_id
+        saver.rewind("t", question)
+        thread = ThreadList(saver).get("t")
+
+    assert thread is not None
+    assert thread.changes_by_other_users == ("none" if changes == "none" else "since_last_message")
 
 
 @pytest.mark.parametrize(
@@ -204,14 +245,14 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("review", ("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
     ("review", ("approve", "now"), "'approve' accepts no value, but the value 'now' was passed"),
     ("review", ("edit",), "'edit' needs a value; pass the new arguments as JSON"),
-    ("review", ("edit", "{euros: 4}"), "the value of edit '{euros: 4}' is not JSON"),
+    ("review", ("edit", "{euros: 4}"), "the value of edit '{euros: 4}' is not valid JSON"),
     (
         "review",
         ("edit", "[1]"),
         "the arguments of tool call 1 ('refund') are [1]; expected a JSON object",
     ),
     ("review", ("respond",), "'respond' needs a value; pass the text"),
-    ("review", ("--answer", "{"), "--answer '{' is not JSON"),
+    ("review", ("--answer", "{"), "--answer '{' is not valid JSON"),
     ("review", ("--answer", "5"), "--answer is 5; expected"),
     (
         "review",
@@ -230,10 +271,10 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
         "is waiting at the node 'hear', which the graph 'twice' does not have",
     ),
     ("batch", ("respond", "x"), "is 'respond'; expected one of approve, edit, reject"),
-    ("batch", ("edit", "{}"), "is about 2 tool calls; pass a decision for each tool call"),
+    ("batch", ("edit", "{}"), "has 2 tool calls; pass a decision for each tool call"),
     ("plain", ("approve",), "is not about a tool call; to answer it, use 'respond TEXT'"),
     ("plain", ("respond",), "is not about a tool call; to answer it, use 'respond TEXT'"),
-    ("plain", ("--answer", "yes"), "--answer 'yes' is not JSON"),
+    ("plain", ("--answer", "yes"), "--answer 'yes' is not valid JSON"),
 ]
 
 
@@ -267,8 +308,9 @@ def test_answer_names_missing_or_conflicting_option(
     """An error names the graph, server or action that is missing, or the options that conflict."""
     run_to_question(str(db), graphs, "plain", "t", graph_id="unknown")
 
-    assert "pass --graphs FILE with the langgraph.json that names the graph" in run_and_read_error(
-        "answer", "t", "respond", "yes", capsys=capsys
+    assert (
+        "pass --graphs with the langgraph.json file that defines the graph"
+        in run_and_read_error("answer", "t", "respond", "yes", capsys=capsys)
     )
     assert "pass one of approve, edit, reject and respond" in run_and_read_error(
         "answer", "t", "--graphs", graphs, capsys=capsys

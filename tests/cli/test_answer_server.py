@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.cli.asking import read_answers, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import run_server
-from tests.server.test_keys import render_key_entry
 
 KEYS = {"dora": "perdure_dora", "boss": "perdure_boss", "emil": "perdure_emil"}
 
@@ -167,7 +168,7 @@ def test_server_refuses_invalid_answer_and_starts_no_run(
     monkeypatch.setenv("PERDURE_API_KEY", KEYS["dora"])
     for arguments, expected_message in (
         (("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
-        (("edit", "{"), "is not JSON"),
+        (("edit", "{"), "is not valid JSON"),
     ):
         result = invoke("answer", "t", *arguments, "--url", server.url)
         assert (result.exit_code, result.stdout) == (1, ""), result.output
@@ -180,6 +181,64 @@ def test_server_refuses_invalid_answer_and_starts_no_run(
         "answer", "t", "approve", "--url", "http://127.0.0.1:1", capsys=capsys
     )
     assert len(run_json("runs")) == run_count
+
+
+def test_answer_that_graph_ignores_is_refused(server: RunningServer, boss_api_key: None) -> None:
+    """A graph that did not ask the question ignores the answer, and the question stays open."""
+    server.run_to_question("dora", "t", "plain")
+    ignored = invoke("answer", "t", "respond", "yes", "--graph", "several", "--url", server.url)
+    answered = run_json("answer", "t", "respond", "yes", "--graph", "plain", "--url", server.url)
+
+    assert (ignored.exit_code, ignored.stdout) == (1, "")
+    assert "'t' is still waiting for an answer to the same question" in ignored.stderr
+    assert "the graph 'several' did not use the answer" in ignored.stderr
+    assert (answered["status"], answered["waits_for_answers_to"]) == ("idle", [])
+    assert read_answers(server.db, server.graphs, "plain", "t") == ["yes"]
+
+
+@pytest.mark.parametrize("question_keeps_id", [False, True], ids=["new id", "same id"])
+def test_graph_may_ask_same_question_again(
+    server: RunningServer,
+    boss_api_key: None,
+    question_keeps_id: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer counts if the graph asks again, also with the same id, as in langgraph 1.2.0."""
+    if question_keeps_id:
+        for module in ("langgraph.types", "langgraph.pregel._algo"):
+            monkeypatch.setattr(
+                f"{module}._interrupt_id",
+                lambda ns, answered: sha256(ns.encode()).hexdigest()[:32],
+                raising=False,
+            )
+    server.run_to_question("dora", "t", "stubborn")
+    first = run_json("answer", "t", "respond", "no", "--url", server.url)
+    second = run_json("answer", "t", "respond", "yes", "--url", server.url)
+
+    assert first["waits_for_answers_to"] == ["Yes?"]
+    assert (first["question"] == second["question"]) == question_keeps_id
+    assert second["status"] == "idle"
+    assert read_answers(server.db, server.graphs, "stubborn", "t") == ["yes"]
+
+
+def test_empty_thread_id_is_refused() -> None:
+    result = invoke("answer", "", "approve", "--url", "http://127.0.0.1:1")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the thread id is empty; pass the full id" in result.stderr
+
+
+@pytest.mark.parametrize("key", ["k3y\xfc", "k3y\nx", " k3y", "k3y\r"])
+def test_api_key_that_no_header_can_contain_is_refused_and_not_printed(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERDURE_API_KEY", key)
+    message = run_and_read_error(
+        "answer", "t", "approve", "--url", "http://127.0.0.1:1", capsys=capsys
+    )
+
+    assert "the API key in PERDURE_API_KEY cannot be sent in an HTTP header" in message
+    assert "k3y" not in message
 
 
 def test_answer_prints_error_of_failed_run_on_server(

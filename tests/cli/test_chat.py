@@ -16,19 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.records import ClientMetadata
 from perdure.cli.output import print_arriving_text_and_check_if_any
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
 from perdure.memory import views
+from perdure.run_tables.thread_list import ThreadList
 from tests.cli.commands import invoke, run, run_json
 from tests.cli.memory import list_memory_texts, store_conversation
 from tests.contracts.test_status import build_joining_graph
@@ -493,3 +497,68 @@ def test_chat_names_unfinished_run_of_another_graph(db: Path) -> None:
         [task] = saver.status("t").tasks
         saver.put_writes(head.config, [("ended", None)], str(task.id), "~__pregel_pull, fails")
     assert "has an unfinished run, which stopped at the end of a step" in chat_and_read_refusal()
+
+
+def read_changes_by_other_users(db: Path) -> str:
+    with SQLiteCheckpointer.open(db) as saver:
+        thread = ThreadList(saver).get("t")
+    assert thread is not None
+    return thread.changes_by_other_users
+
+
+def add_message_of_other_user(db: Path) -> None:
+    """Add a question of another user to the thread, as the server does after a state update."""
+    with SQLiteCheckpointer.open(db) as saver:
+        graph: Any = chat_graph(FakeListChatModel(responses=[""]), checkpointer=saver)
+        question = HumanMessage("What drink was that?")
+        config: Any = {"configurable": {"thread_id": "t", "user_id": "me"}}
+        graph.update_state(config, {"messages": [question]}, as_node="__start__")
+        client = ClientMetadata({}, changes_by_other_users="since_last_message")
+        ThreadList(saver).update_thread("t", lambda thread: (client, thread.last_run_status))
+
+
+def test_chat_answers_message_of_other_user_without_memories(
+    server: OpenAIServer, db: Path
+) -> None:
+    """Another user could otherwise read the person's memories in the answer."""
+    send_message("first", "My drink is mint tea")
+    send_message("t", "Hello")
+    add_message_of_other_user(db)
+    request_count = len(server.requests)
+
+    send_message("t", "What drink do I like?")
+
+    assert len(server.requests) == request_count + 2
+    assert "mint tea" not in str(server.shown(request_count))
+    assert "mint tea" in read_system_message(server)
+
+
+def test_message_of_chat_is_newer_than_changes_by_other_users(
+    server: OpenAIServer, db: Path
+) -> None:
+    """The next answer to a question, on the server, uses the person's memories again."""
+    send_message("t", "Hello")
+    add_message_of_other_user(db)
+
+    send_message("t", "What drink do I like?")
+
+    assert read_changes_by_other_users(db) == "earlier"
+
+
+def test_message_of_chat_counts_even_if_the_model_fails(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch, db: Path
+) -> None:
+    """The next chat finishes the turn with the memories of the person."""
+    send_message("first", "My drink is mint tea")
+    send_message("t", "Hello")
+    add_message_of_other_user(db)
+    run_chat("--message", "/quit")
+    with OpenAIServer([Failure(400)]) as failing:
+        configure_model(monkeypatch, failing)
+        result = invoke("chat", "--thread", "t", "-m", "What drink do I like?")
+    assert result.exit_code == 1
+    configure_model(monkeypatch, server)
+
+    run_chat()
+
+    assert "mint tea" in read_system_message(server)

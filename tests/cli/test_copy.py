@@ -24,12 +24,11 @@ from langgraph.store.base import PutOp
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow
-from perdure.cli import table_copy
-from perdure.cli.table_copy import DatabaseCopy, StoreTables, ThreadTables
+from perdure.cli import copied_tables
+from perdure.cli.copied_store_tables import StoreTables
+from perdure.cli.copied_thread_tables import build_thread_table_pair
+from perdure.cli.database_copy import DatabaseCopy
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -37,6 +36,9 @@ from perdure.errors import (
     StorageError,
     ThreadDeleted,
 )
+from perdure.run_tables.assistants import AssistantTable
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.records import CronRow
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.whole_store import WholeStore
@@ -45,6 +47,7 @@ from tests.cli.commands import run, run_and_read_error, run_json
 from tests.contracts.puts import config_at, put
 from tests.contracts.test_import import compile_graph, read_all_checkpoints
 from tests.contracts.test_runs import accept_run, list_run_rows
+from tests.server_tables import open_table
 from tests.store_backends import Clock
 
 NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
@@ -86,13 +89,17 @@ def fill_database(database: Database) -> None:
     accept_run(database.saver, "a", {"request": {"input": "a plan"}})
     accept_run(database.saver, "a")
     for name in ("one", "two"):
-        asyncio.run(AssistantTable(database.saver).create(name, {"context": {"plan": name}}))
+        asyncio.run(
+            open_table(AssistantTable, database.saver).create(name, {"context": {"plan": name}})
+        )
     asyncio.run(
-        AssistantTable(database.saver).add_version("one", lambda row: {"context": {"plan": "b"}})
+        open_table(AssistantTable, database.saver).add_version(
+            "one", lambda row: {"context": {"plan": "b"}}
+        )
     )
     for next_at in (None, 7.0):
         of_a = CronRow(f"cron-{next_at}", "a", next_at, 5.0, 5.0, {"payload": "a plan"})
-        asyncio.run(CronTable(database.saver).create(of_a))
+        asyncio.run(open_table(CronTable, database.saver).create(of_a))
     put(database.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
     database.saver.prune(["pruned"], strategy="keep_latest")
     database.saver.delete_thread("gone")
@@ -118,9 +125,9 @@ def read_everything(database: Database) -> list[Any]:
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [checkpoint.config for checkpoint in saver.list(None, filter={"user": "u1"})],
         list_run_rows(saver, "a"),
-        sorted(asyncio.run(CronTable(saver).list_crons()), key=str),
-        asyncio.run(AssistantTable(saver).list_assistants()),
-        asyncio.run(AssistantTable(saver).list_versions("one")),
+        sorted(asyncio.run(open_table(CronTable, saver).list_crons()), key=str),
+        asyncio.run(open_table(AssistantTable, saver).list_assistants()),
+        asyncio.run(open_table(AssistantTable, saver).list_versions("one")),
         list(store.export()),
         [store.history(NOTES, key) for key in ("tea", "k0")],
         store.list_namespaces(),
@@ -133,10 +140,7 @@ def copy_database(
 ) -> DatabaseCopy:
     """Copy a database, and return the finished copy."""
     ends: Any = (
-        (
-            ThreadTables.from_checkpointer(source.saver),
-            ThreadTables.from_checkpointer(target.saver),
-        ),
+        build_thread_table_pair(source.saver, target.saver),
         (StoreTables.from_store(source.store), StoreTables.from_store(target.store)),
     )
     database_copy = DatabaseCopy(ends, progress)
@@ -159,7 +163,7 @@ def test_copy_equals_source_and_can_be_continued(
     source: str, target: str, make_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs resume in the copy, and threads and items are added to it as to the source."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 10_000)
+    monkeypatch.setattr(copied_tables, "_PAGE_BYTES", 10_000)
     old, new = make_database(source, "old"), make_database(target, "new")
     fill_database(old)
 
@@ -199,7 +203,7 @@ def test_copy_excludes_writes_to_source_during_copy(
     source: str, make_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each component is copied as it was when its copy began."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 3000)
+    monkeypatch.setattr(copied_tables, "_PAGE_BYTES", 3000)
     old, new = make_database(source, "old"), make_database("file", "new")
     fill_database(old)
     before = read_all_checkpoints(old.saver)
@@ -229,7 +233,7 @@ def test_interrupted_copy_is_completed_by_repeating_it(
     target: str, tmp_path: Path, make_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy is interrupted after every few writes; stored rows stay in the target."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 1000)
+    monkeypatch.setattr(copied_tables, "_PAGE_BYTES", 1000)
     old, new = make_database("file", "old"), make_database(target, "new")
     fill_database(old)
     interruptions = 0
@@ -299,10 +303,10 @@ def test_copy_fails_if_message_is_erased_during_copy(
 
 KILLED_COMMAND = """
 import os, signal, sys
-from perdure.cli import table_copy
+from perdure.cli import copied_tables, database_copy
 from perdure.cli import main
-table_copy._PAGE_BYTES = 1600
-written = table_copy._execute
+copied_tables._PAGE_BYTES = 1600
+written = database_copy._execute
 left = 14
 def counted(made):
     global left
@@ -310,7 +314,7 @@ def counted(made):
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
     return written(made)
-table_copy._execute = counted
+database_copy._execute = counted
 sys.argv = ["perdure", "copy", "--from", "old/plain.db", "--to", "new.db"]
 main()
 """
@@ -334,8 +338,8 @@ def test_killed_copy_command_is_completed_by_repeating_it(
     output = run("copy", "--from", "old/plain.db", "--to", "new.db")
 
     assert killed.returncode == -signal.SIGKILL
-    assert "new.db is itself an incomplete copy" in copy_error
-    assert "contains an incomplete copy of" in source_error
+    assert "new.db is an incomplete copy" in copy_error
+    assert "contains an incomplete copy of another database" in source_error
     assert output.startswith("copied and compared: 5 threads, ")
 
 
@@ -407,7 +411,8 @@ def test_copy_to_postgres_refuses_nul_in_names_before_writing(make_database: Any
     put(old.saver, {"x\0y": [HumanMessage("hi", id="1")] * 9}, thread="channel", uid="1")
 
     with pytest.raises(
-        ImportFailed, match=r"cannot store text that contains NUL.*'a\\x00b', 'channel'"
+        ImportFailed,
+        match=r"cannot store names with NUL.*'a\\x00b', 'channel'",
     ):
         copy_database(old, new)
     copy_database(old, sqlite_copy := make_database("file", "new"))
@@ -419,7 +424,7 @@ def test_copy_to_postgres_refuses_nul_in_names_before_writing(make_database: Any
 @pytest.mark.parametrize("source", ["file", "postgres"])
 def test_copied_page_is_limited_in_bytes(source: str, make_database: Any, monkeypatch: Any) -> None:
     """A page has at most the limit or one row, also if long rows follow many short ones."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 10_000)
+    monkeypatch.setattr(copied_tables, "_PAGE_BYTES", 10_000)
     old, new = make_database(source, "old"), make_database("file", "new")
     old.store.batch([PutOp(NOTES, f"short {n}", {"n": n}, False) for n in range(300)])
     for n, size in enumerate((4_000, 4_000, 4_000, 20_000, 4_000, 9_000)):
@@ -483,7 +488,7 @@ def test_names_too_long_for_postgres_index_are_refused(make_database: Any) -> No
         old.saver.delete_thread(thread)
     old.store.put(("c", long), "k", {"n": 1})
     old.store.put(("d",), long, {"n": 1})
-    with pytest.raises(ImportFailed, match=r"each namespace .*\('c', '\w+, \('d',\)$"):
+    with pytest.raises(ImportFailed, match=r"these namespaces: .*\('c', '\w+, \('d',\)$"):
         copy_database(old, new)
     assert new.saver.threads() == []
 

@@ -10,7 +10,7 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory import Collection, search_threads
-from perdure.server.keys import create_api_key_and_hash
+from perdure.server.http.keys import create_api_key_and_hash
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 from tests.cli.commands import run, run_and_read_error, run_json
@@ -55,15 +55,15 @@ def test_blank_user_option_is_refused(
 @pytest.mark.parametrize(
     ("command", "expected_remedy"),
     [
-        (("forget", "--yes"), "pass the name of the person"),
-        (("export",), "pass the name of the person"),
+        (("forget", "--yes"), "pass the person's user name"),
+        (("export",), "pass the person's user name"),
         (("threads",), "remove --user to list the threads of all users"),
         (("runs",), "remove --user to list the runs of all users"),
         (("crons",), "remove --user to list the crons of all users"),
         (("keys", "list", "--keys", "keys.toml"), "remove --user to list the keys of all users"),
         (
             ("keys", "revoke", "--keys", "keys.toml", "--yes"),
-            "pass the name of a user, or use --hash",
+            "pass a user name, or use --hash",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -119,7 +119,7 @@ def test_blank_user_of_python_call_is_refused(user: str, tmp_path: Path) -> None
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
         with pytest.raises(ConfigurationError, match="expected a user name"):
             search_threads(saver, store, "tea", user=user)
-        with pytest.raises(InvalidConfig, match="expected text that has a visible character"):
+        with pytest.raises(InvalidConfig, match="expected a string that has a visible character"):
             Collection(store).insert("tea", config={"configurable": {"user_id": user}})
         assert store.list_namespaces() == []
 

@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from perdure.cli import main
-from perdure.cli.history import render_channel_item_lines
+from perdure.cli.history import render_message_or_channel_item_lines
 from tests.cli.commands import invoke, join_first_cells, run, run_and_read_error
 from tests.cli.exports import build_zip
 from tests.cli.talk import say_on_thread
@@ -83,7 +83,12 @@ def test_history_splits_lines_at_windows_line_ends() -> None:
     """A carriage return without a newline is a control character."""
     value = HumanMessage(["one\r\ntwo", {"type": "text", "text": "x\r\ny\rz"}])
 
-    assert [line.text for line in render_channel_item_lines(value)] == ["one", "two", "x", "y\rz"]
+    assert [line.text for line in render_message_or_channel_item_lines(value)] == [
+        "one",
+        "two",
+        "x",
+        "y\rz",
+    ]
 
 
 def test_history_is_printed_if_pager_is_missing(

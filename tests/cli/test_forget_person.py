@@ -12,8 +12,8 @@ import pytest
 
 from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from perdure.checkpointers.records import ClientMetadata
-from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
+from perdure.run_tables.thread_list import ThreadList
 from tests.cli.commands import invoke, run, run_json
 from tests.contracts.puts import put
 from tests.people import empty_database, open_people, store_all_kinds
@@ -68,15 +68,18 @@ def test_dry_run_of_forget_reports_and_changes_nothing(two_people_db: str) -> No
 def test_forget_counts_and_keeps_api_keys_and_audit_records(
     two_people_db: str, tmp_path: Path
 ) -> None:
-    """A file that cannot be read is reported before anything is erased."""
+    """Keys of another tenant are not counted. An unreadable file is reported before the erasure."""
     keys, audit = tmp_path / "keys.toml", tmp_path / "audit.jsonl"
     digest = hashlib.sha256(b"key").hexdigest()
     keys.write_text(
-        "".join(f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n' for user in ("ann", "bob"))
+        "".join(
+            f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n{tenant}\n'
+            for user, tenant in (("ann", ""), ("bob", ""), ("ann", 'tenant = "acme"'))
+        )
     )
     records: list[dict[str, str | None]] = [{"user": user} for user in ("ann", "ann", "bob")]
     records += [{"user": "desk", "acting_for": user} for user in ("ann", "bob", None)]
-    audit.write_text("".join(json.dumps(record) + "\n" for record in records))
+    audit.write_text('{"user"\n' + "".join(json.dumps(record) + "\n" for record in records))
     files = ("--keys", str(keys), "--audit", str(audit))
     missing = invoke("forget", "--user", "ann", "--yes", "--db", two_people_db, "--keys", "no.toml")
     report = run_json("forget", "--user", "ann", "--yes", "--db", two_people_db, *files)
@@ -84,7 +87,7 @@ def test_forget_counts_and_keeps_api_keys_and_audit_records(
 
     assert missing.exit_code != 0
     assert kept == {"namespaces": 1, "API keys": 1, "audit records": 3}
-    assert len(audit.read_text().splitlines()) == 6
+    assert len(audit.read_text().splitlines()) == 7
 
 
 def test_forget_without_user_is_refused(two_people_db: str) -> None:

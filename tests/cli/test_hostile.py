@@ -23,14 +23,15 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow, LiveRun, RunRow
-from perdure.checkpointers.runs import RunTable
 from perdure.cli import main
 from perdure.cli.app import app
 from perdure.cli.store import format_namespace
 from perdure.graphs import chat_graph
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.records import CronRow, LiveRun, RunRow
+from perdure.run_tables.runs import RunTable
 from perdure.stores import Provenance, SQLiteStore
+from tests.server_tables import open_table
 from tests.store_backends import WordEmbedder
 
 Terminal = Callable[..., str]
@@ -212,7 +213,7 @@ asks: Any = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask"
 
 async def store_run_and_cron(saver: SQLiteCheckpointer) -> None:
     """Store a failed run of the server, and a cron."""
-    table, now = RunTable(saver), time.time()
+    table, now = open_table(RunTable, saver), time.time()
     live = LiveRun(THREAD, 0, 0, f"run {NAME}", "pending", "", NAME, 1, None)
     fields = {"assistant_id": NAME, "user": NAME, "person": NAME, "metadata": {}}
     row = RunRow(live, now, now, fields, request={})
@@ -223,7 +224,9 @@ async def store_run_and_cron(saver: SQLiteCheckpointer) -> None:
     await table.end_run(accepted, "error", {"error": NAME, "message": SPOKEN})
     payload = {"assistant_id": NAME, "schedule": NAME, "timezone": NAME}
     content = {"payload": payload, "graph": NAME, "user": NAME, "metadata": {NAME: SPOKEN}}
-    await CronTable(saver).create(CronRow(f"cron {NAME}", THREAD, now, now, now, content))
+    await open_table(CronTable, saver).create(
+        CronRow(f"cron {NAME}", THREAD, now, now, now, content)
+    )
 
 
 def raise_hostile_error(texts: Any) -> Any:

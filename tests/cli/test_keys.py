@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from perdure.server import create_app
-from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
-from perdure.server.keys_file import read_keys, revoke_keys
+from perdure.server.http.keys import KeysFileAccess, create_api_key_and_hash
+from perdure.server.http.keys_file import read_keys, revoke_keys
 from perdure.settings import Settings
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.server.running import run_server, wait_until
@@ -66,6 +66,15 @@ def test_keys_list_prints_user_permissions_and_hash_prefix(keys_file: Path) -> N
     ]
     assert len(run_json("keys", "list", "--keys", str(keys_file), "--tenant", "acme")) == 1
     assert invoke("keys", "list", "--keys", str(keys_file), "--user", "emil").exit_code == 1
+
+
+def test_keys_list_prints_teams(keys_file: Path) -> None:
+    with keys_file.open("a") as lines:
+        lines.write(build_key_block("key", "emil", extra='teams = ["support", "night shift"]\n'))
+    output = run("keys", "list", "--keys", str(keys_file), "--user", "emil")
+
+    assert output.splitlines()[0].split() == ["user", "tenant", "permissions", "teams", "hash"]
+    assert split_rows(output)[1:] == [["emil", "support, night shift", hash_key("key")[:12]]]
 
 
 def test_revoke_by_user_removes_only_blocks_of_user(keys_file: Path) -> None:
@@ -196,7 +205,8 @@ def test_concurrent_revocations_are_all_applied(tmp_path: Path) -> None:
     reader = threading.Thread(target=read_repeatedly)
     reader.start()
     code = (
-        "import sys; from pathlib import Path; from perdure.server.keys_file import revoke_keys; "
+        "import sys; from pathlib import Path; "
+        "from perdure.server.http.keys_file import revoke_keys; "
         "[revoke_keys(Path(sys.argv[1]), lambda key: key.user == user) for user in sys.argv[2:]]"
     )
     processes = [

@@ -19,7 +19,7 @@ from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.stores import SQLiteStore
 from tests.cli.commands import run, run_and_read_error, run_json
 from tests.cli.test_serve import start_server
-from tests.server.test_keys import ANN, render_key_entry
+from tests.server.http.test_keys import ANN, render_key_entry
 
 MODULE = """
 from contextlib import asynccontextmanager
@@ -135,6 +135,27 @@ def test_index_section_sets_embedder_of_server_and_commands(
         results = sdk.store.search_items(["notes"], query="a plum")
     assert {item["key"] for item in results["items"]} == {"a", "b"}
     assert "have no effect" not in output
+
+
+def test_embedder_is_imported_before_graphs(app_folder: Path) -> None:
+    """With an Auth file too, a graph may rely on what the embedder's module sets at its import."""
+    (app_folder / "embedder.py").write_text(
+        "import os\nos.environ['SHOP_KEY'] = 'set'\n"
+        "def embed(texts): return [[1.0, 2.0, 3.0] for _ in texts]\n"
+    )
+    (app_folder / "auth.py").write_text(
+        "from langgraph_sdk import Auth\nauth = Auth()\n"
+        "@auth.authenticate\nasync def authenticate(headers): return 'ann'\n"
+    )
+    graph_module = app_folder / "shop_app.py"
+    graph_module.write_text("import os\nkey = os.environ['SHOP_KEY']\n" + graph_module.read_text())
+    graphs = write_langgraph_json(
+        app_folder,
+        store={"index": {"embed": "./embedder.py:embed", "dims": 3}},
+        auth={"path": "./auth.py:auth"},
+    )
+    with start_server("--graphs", graphs, db=app_folder / "memory.db") as (url, _, _):
+        assert httpx.get(f"{url}/ok").json() == {"ok": True}
 
 
 @pytest.mark.parametrize(

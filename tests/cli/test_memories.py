@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from perdure.cli.app import open_database
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import Instructions
-from perdure.memory.profile import Profile
+from perdure.memory.long_term.profile import Profile
 from perdure.settings import MIN_SCORE
 from perdure.stores import SQLiteStore
 from tests.cli.commands import invoke, run, run_json, split_rows
@@ -179,7 +179,7 @@ def test_search_imports_no_graphs_and_uses_stored_index(monkeypatch: pytest.Monk
         import sys
         import perdure.cli
         from perdure.cli.app import app
-        from perdure.stores.offline import StaticEmbedder
+        from perdure.stores.search.static_embedder import StaticEmbedder
 
         embed, asked = StaticEmbedder.embed, []
         StaticEmbedder.embed = lambda self, texts: asked.extend(texts) or embed(self, texts)

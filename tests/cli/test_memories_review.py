@@ -15,7 +15,7 @@ from perdure.settings import Settings
 from tests.cli.commands import invoke, run, run_json, split_rows
 from tests.cli.memory import CARD, list_memory_texts, store_conversation
 from tests.cli.test_memories import read_database_bytes
-from tests.memory.test_model_extractor import build_facts_answer
+from tests.memory.long_term.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
 from tests.server.running import run_server
 

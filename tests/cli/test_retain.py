@@ -85,7 +85,7 @@ def test_retain_of_named_threads_keeps_others_and_items(db: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected_message"),
     [
-        (("old-1",), "no retention rule applies to threads"),
+        (("old-1",), "no retention rule for threads is set"),
         (("old", "--last", "1"), "the thread prefix 'old' is ambiguous"),
         (("nobody", "--last", "1"), "no thread 'nobody'"),
     ],

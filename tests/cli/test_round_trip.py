@@ -25,8 +25,8 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.import_lines import JsonLinesReader
-from perdure.cli.import_thread import ThreadImport
+from perdure.cli.importing.json_lines import JsonLinesReader
+from perdure.cli.importing.thread_import import ThreadImport
 from perdure.memory.thread_export import build_thread_export
 from tests.backends import BACKENDS
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 import uvicorn
+from benchmarks.server_faults import database as postgres_database
+from psycopg.conninfo import make_conninfo
 
-from perdure.server.keys import KeysFileAccess
-from tests.cli.commands import invoke, run_and_read_error
-from tests.server.test_auth_file import GUIDE, write_auth_file
-from tests.server.test_keys import ANN, render_key_entry
+from perdure.server.http.keys import KeysFileAccess
+from tests import postgres_server
+from tests.cli.commands import invoke, run, run_and_read_error
+from tests.server.http.test_auth_file import GUIDE, write_auth_file
+from tests.server.http.test_keys import ANN, render_key_entry
 
 
 @contextmanager
@@ -184,3 +190,69 @@ def test_keys_with_tenants_need_postgres_database(
     assert "require a Postgres database" in run_and_read_error(
         "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), capsys=capsys
     )
+
+
+@pytest.mark.postgres
+def test_prepare_option_separates_tenants_if_the_keys_have_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose role may not create tables can then serve each tenant."""
+    monkeypatch.delenv("PERDURE_DB", raising=False)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(render_key_entry(ANN, "ann", 'tenant = "acme"'))
+    with postgres_database(postgres_server.dsn()) as dsn:
+        owner = make_conninfo(dsn, user="an_owner")
+        postgres_server.dsn_of_role("an_owner")
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(f"GRANT CREATE ON DATABASE {conn.info.dbname} TO an_owner")
+        run("serve", "--prepare", "--db", owner, "--keys", str(keys))
+
+        with psycopg.connect(dsn) as conn:
+            policies = "SELECT DISTINCT tablename FROM pg_policies WHERE schemaname = 'perdure'"
+            tables = {name for (name,) in conn.execute(policies)}
+    assert {"checkpoints", "items", "runs", "crons"} <= tables
+
+
+def test_prepare_option_refuses_keys_of_which_only_some_have_tenants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables can only serve one of the two kinds. No connection is attempted."""
+    keys = tmp_path / "keys.toml"
+    other_entry = render_key_entry("another-key-of-bob", "bob")
+    keys.write_text(render_key_entry(ANN, "ann", 'tenant = "acme"') + other_entry)
+    error = run_and_read_error(
+        "serve", "--prepare", "--db", "postgresql://nowhere/x", "--keys", str(keys), capsys=capsys
+    )
+
+    assert "some keys in" in error
+
+
+def test_prepare_option_refuses_authentication_handlers(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = run_and_read_error("serve", "--prepare", "--auth", "auth.py:auth", capsys=capsys)
+
+    assert "'auth.py:auth'" in error
+    assert not db.exists()
+
+
+def test_prepare_option_refuses_authentication_handlers_of_configured_file(
+    db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configured = tmp_path / "langgraph.json"
+    (tmp_path / "graph.py").write_text("")
+    content = {"graphs": {"a": "./graph.py:a"}, "auth": {"path": "./auth.py:auth"}}
+    configured.write_text(json.dumps(content))
+    error = run_and_read_error("serve", "--prepare", "--graphs", str(configured), capsys=capsys)
+
+    assert "auth.py:auth" in error
+    assert not db.exists()
+
+
+def test_prepare_option_creates_all_tables_and_exits(db: Path) -> None:
+    """The owner of a Postgres schema runs this for a server whose role may not create tables."""
+    run("serve", "--prepare")
+
+    with closing(sqlite3.connect(db)) as conn:
+        components = {name for (name,) in conn.execute("SELECT component FROM schemas")}
+    assert components == {"checkpointers", "stores", "server"}

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests import postgres_server
 from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import start_server
-from tests.server.test_keys import ANN, render_key_entry
+from tests.server.http.test_keys import ANN, render_key_entry
 
 GRAPHS = """
 from contextlib import asynccontextmanager

@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import get_status, start_server
+from tests.server.http.test_keys import ANN, render_key_entry
 from tests.server.running import wait_until
-from tests.server.test_keys import ANN, render_key_entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it finds processes in /proc")
 GRAPH = """

@@ -18,7 +18,7 @@ from perdure.cli import output
 from perdure.cli.store import format_namespace, parse_namespace
 from perdure.errors import EmbedderMismatch, StorageError, WrongKey
 from perdure.stores import Provenance, SQLiteStore
-from perdure.stores.offline import StaticEmbedder
+from perdure.stores.search.static_embedder import StaticEmbedder
 from tests.cli import commands
 from tests.cli.commands import invoke, run_and_read_error, split_rows
 from tests.cli.talk import say_on_thread
@@ -373,7 +373,7 @@ INVALID_COMMANDS = {
     "none": "put a k|pass the value in exactly one way",
     "both": "put a k {} --text x|pass the value in exactly one way",
     "list": "put a k [1]|the value is '[1]'; expected a JSON object",
-    "json": "put a k {x}|the value is '{x}', which is not JSON",
+    "json": "put a k {x}|the value is '{x}', which is not valid JSON",
     "NaN": 'put a k {"x":NaN}|$.x is nan, which JSON cannot represent',
     "reserved": "put langgraph k {}|which is reserved for langgraph",
     "label": "put a//b k {}|has the label ''",
@@ -383,7 +383,7 @@ INVALID_COMMANDS = {
     "mode": "search a x --mode fuzzy|Invalid value for '--mode'",
     "limit": "search a --limit -1|Invalid value for '--limit'",
     "depth": "namespaces --limit 0|Invalid value for '--limit'",
-    "filter": "search a --filter {|--filter is '{', which is not JSON",
+    "filter": "search a --filter {|--filter is '{', which is not valid JSON",
     "operator": 'search a --filter {"x":{"$y":1}}|unknown operator \'$y\'',
     "operand": 'forget --filter {"x":{"$in":1}}|expected a list',
     "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; expected one of $eq, $ne, $gt',

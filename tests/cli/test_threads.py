@@ -12,12 +12,12 @@ import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.checkpointers.records import ClientMetadata
-from perdure.checkpointers.thread_list import ThreadList
-from perdure.checkpointers.titles import read_thread_head_or_raise
-from perdure.cli.history import render_channel_item_lines
+from perdure.cli.history import render_message_or_channel_item_lines
 from perdure.graphs import chat_graph
 from perdure.memory import Keep
+from perdure.run_tables.thread_list import ThreadList
 from perdure.stores import Provenance, SQLiteStore
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.talk import put_messages, read_checkpoint_ids, read_thread_texts, say_on_thread
@@ -284,7 +284,9 @@ def test_history_renders_code_tool_calls_and_attachments(db: Path) -> None:
 )
 def test_attachment_is_printed_as_name_address_or_id(block: Any, name: str) -> None:
     """The forms of langchain, OpenAI and Anthropic are recognised."""
-    assert [line.text for line in render_channel_item_lines(HumanMessage([block]))] == [f"[{name}]"]
+    assert [line.text for line in render_message_or_channel_item_lines(HumanMessage([block]))] == [
+        f"[{name}]"
+    ]
 
 
 def test_history_wraps_prose_and_not_code_or_tables(terminal: Any) -> None:
@@ -333,7 +335,7 @@ def test_long_history_is_paged_on_a_terminal(
     ],
 )
 def test_items_of_other_channels_are_printed_as_json(value: Any, expected: str) -> None:
-    assert [line.text for line in render_channel_item_lines(value)] == [expected]
+    assert [line.text for line in render_message_or_channel_item_lines(value)] == [expected]
 
 
 # -- show

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
 from tests.cli.commands import invoke, run
-from tests.memory.test_model_extractor import build_facts_answer
-from tests.openai_server import PATIENCE, Failure, OpenAIServer
+from tests.memory.long_term.test_model_extractor import build_facts_answer
+from tests.openai_server import PATIENCE, Failure, OpenAIServer, Reply
+from tests.stores.erasing import read_all_bytes
 from tests.talks import store_conversation
 
 NUTS = {"action": "insert", "text": "The user is allergic to nuts.", "messages": [1]}
@@ -65,6 +67,36 @@ def test_worker_extracts_facts_with_the_model(db: Path, monkeypatch: pytest.Monk
         assert len(server.requests) == 1
     assert job["report"]["added"] == 3
     assert read_memory_texts(db, "fact") == ["The user is allergic to nuts."]
+
+
+def test_queue_of_worker_has_no_text_of_a_forgotten_person(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DBOS stores the finished jobs in a file of its own, beside the database."""
+    texts = ("I planted zqquinceqz", "zqmedlarqz is next")
+    fact = {"action": "insert", "text": "The user planted zqloquatqz.", "messages": [1]}
+    with SQLiteCheckpointer.open(db) as saver:
+        store_conversation(saver, "garden", texts=texts, user_id="ann")
+
+    def answer(body: dict[str, Any]) -> Reply:
+        # The two threads of the database are extracted in any order.
+        return build_facts_answer(*([fact] if texts[0] in json.dumps(body) else []))
+
+    with OpenAIServer(answer) as server:
+        configure_model(monkeypatch, server)
+        printed = run("worker", "--once", "--facts")
+    stored_texts = " ".join(
+        [*read_memory_texts(db, "turn", "ann"), *read_memory_texts(db, "fact", "ann")]
+    )
+    run("forget", "--user", "ann", "--yes")
+    queue_bytes = b"".join(path.read_bytes() for path in db.parent.glob("x.db.jobs*"))
+    file_bytes = read_all_bytes(db.parent)
+
+    assert "garden in memories/ann: done, 3 added" in printed
+    assert b"garden" in queue_bytes
+    for word in ("zqquinceqz", "zqmedlarqz", "zqloquatqz"):
+        assert word in stored_texts
+        assert word.encode() not in file_bytes
 
 
 def test_worker_exits_with_1_after_a_permanent_failure(

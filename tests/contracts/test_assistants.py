@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.errors import CorruptRecord
+from perdure.run_tables.assistants import AssistantRow, AssistantTable
 from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, read_raw_bytes
+from tests.server_tables import open_table
 
 Saver = Any  # a checkpointer of any kind
 
@@ -28,14 +29,14 @@ def increment_n(row: AssistantRow) -> dict[str, Any]:
 
 def list_versions(saver: Saver, assistant_id: str = "a") -> list[tuple[int, int, bool]]:
     """Return the number of each version, its `n`, and whether it is the latest."""
-    rows = asyncio.run(AssistantTable(saver).list_versions(assistant_id))
+    rows = asyncio.run(open_table(AssistantTable, saver).list_versions(assistant_id))
     return [
         (row.version, row.content["context"]["n"], row.latest_since is not None) for row in rows
     ]
 
 
 def test_added_version_is_based_on_latest_version(saver: Saver) -> None:
-    table = AssistantTable(saver)
+    table = open_table(AssistantTable, saver)
 
     async def change_assistant() -> list[Any]:
         created = [
@@ -63,7 +64,7 @@ def test_added_version_is_based_on_latest_version(saver: Saver) -> None:
 
 
 def test_list_returns_latest_versions_newest_assistant_first(saver: Saver) -> None:
-    table = AssistantTable(saver)
+    table = open_table(AssistantTable, saver)
 
     async def change_and_list() -> list[AssistantRow]:
         for name in "abc":
@@ -79,7 +80,7 @@ def test_list_returns_latest_versions_newest_assistant_first(saver: Saver) -> No
 
 def test_concurrent_changes_become_separate_versions(saver: Saver) -> None:
     """No change is lost, and each is based on the one before. One of several creations succeeds."""
-    table = AssistantTable(saver)
+    table = open_table(AssistantTable, saver)
 
     async def create_and_change_concurrently() -> list[bool]:
         created = await asyncio.gather(*(table.create("a", make_content()) for _ in range(8)))
@@ -91,7 +92,7 @@ def test_concurrent_changes_become_separate_versions(saver: Saver) -> None:
 
 
 def test_change_that_raises_adds_no_version(saver: Saver) -> None:
-    table = AssistantTable(saver)
+    table = open_table(AssistantTable, saver)
     asyncio.run(table.create("a", make_content()))
 
     def raise_lookup_error(row: AssistantRow) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def test_assistant_content_is_stored_encrypted(kind: str, tmp_path: Path) -> Non
         "metadata": {SECRET: SECRET},
     }
     with BACKENDS[kind](tmp_path) as saver:
-        table = AssistantTable(saver)
+        table = open_table(AssistantTable, saver)
         asyncio.run(table.create("a", content))
         asyncio.run(table.add_version("a", lambda row: row.content))
 
@@ -125,7 +126,7 @@ def test_assistant_content_is_stored_encrypted(kind: str, tmp_path: Path) -> Non
 
 def test_content_moved_from_another_version_is_refused_as_corrupt(tmp_path: Path) -> None:
     with BACKENDS["sealed"](tmp_path) as saver:
-        table = AssistantTable(saver)
+        table = open_table(AssistantTable, saver)
         asyncio.run(table.create("a", make_content()))
         asyncio.run(table.add_version("a", increment_n))
         move_content = (

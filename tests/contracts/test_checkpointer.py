@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 
 from perdure.checkpointers import PruneReport, Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.errors import (
     ConfigurationError,
     ForbiddenType,

@@ -81,12 +81,14 @@ def test_many_branches_are_read_without_cache(saver: SQLiteCheckpointer) -> None
 
 def test_continuation_without_parent_list_is_refused(saver: SQLiteCheckpointer) -> None:
     """Nothing is written for a new thread or for a parent that was deleted."""
-    with pytest.raises(UnknownCheckpoint, match="was not stored, because it continues"):
+    with pytest.raises(
+        UnknownCheckpoint, match="extends a list of the parent checkpoint, but the config names"
+    ):
         put(saver, THREAD_CONFIG, Continuation([make_message("h1")]), 0)
     config = put(saver, THREAD_CONFIG, [make_message("h1")], 0)
     saver.delete_thread("t")
     config["configurable"] = {**THREAD_CONFIG["configurable"], "checkpoint_id": str(uuid6())}
-    with pytest.raises(UnknownCheckpoint, match="was not stored, because it continues"):
+    with pytest.raises(UnknownCheckpoint, match="it extends a list that the parent checkpoint"):
         put(saver, config, Continuation([make_message("h2")]), 1)
 
     assert saver.get_tuple(THREAD_CONFIG) is None

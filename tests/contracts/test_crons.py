@@ -12,14 +12,15 @@ from uuid import uuid4
 
 import pytest
 
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow, DueCron, LiveRun, RunRow
-from perdure.checkpointers.runs import RunTable
-from perdure.checkpointers.webhooks import WebhookTable
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.records import CronRow, DueCron, LiveRun, RunRow
+from perdure.run_tables.runs import RunTable
+from perdure.run_tables.webhooks import WebhookTable
 from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, doomed_message, human_message, read_raw_bytes
 from tests.contracts.test_runs import accept_run, list_run_rows, make_request, put_messages
+from tests.server_tables import open_table
 
 Saver = Any  # a checkpointer of any kind
 
@@ -33,18 +34,18 @@ def create_cron(
 ) -> CronRow:
     content = {"payload": make_request(text, **options)["request"], "metadata": {"owner": "ann"}}
     cron = CronRow(str(uuid4()), thread_id, next_at, time.time(), time.time(), content)
-    assert asyncio.run(CronTable(saver).create(cron))
-    return asyncio.run(CronTable(saver).get(cron.cron_id)) or cron
+    assert asyncio.run(open_table(CronTable, saver).create(cron))
+    return asyncio.run(open_table(CronTable, saver).get(cron.cron_id)) or cron
 
 
 def list_crons(saver: Saver) -> list[CronRow]:
-    return asyncio.run(CronTable(saver).list_crons())
+    return asyncio.run(open_table(CronTable, saver).list_crons())
 
 
 def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=make_request("hi"))
-    accepting = RunTable(saver).accept_run_and_list_live_run_ids(
+    accepting = open_table(RunTable, saver).accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None, due_cron=due
     )
     return asyncio.run(accepting)[0]
@@ -62,7 +63,10 @@ def test_list_due_ids_returns_crons_whose_time_has_come_earliest_first(filled_sa
     create_cron(filled_saver, next_at=None)
     create_cron(filled_saver, next_at=time.time() + 3600)
 
-    assert asyncio.run(CronTable(filled_saver).list_due_ids()) == [first.cron_id, second.cron_id]
+    assert asyncio.run(open_table(CronTable, filled_saver).list_due_ids()) == [
+        first.cron_id,
+        second.cron_id,
+    ]
 
 
 def test_due_cron_starts_one_run_for_each_time(filled_saver: Saver) -> None:
@@ -76,7 +80,7 @@ def test_due_cron_starts_one_run_for_each_time(filled_saver: Saver) -> None:
 
 
 def test_update_of_cron_sets_next_time_only_on_request(filled_saver: Saver) -> None:
-    table, cron = CronTable(filled_saver), create_cron(filled_saver)
+    table, cron = open_table(CronTable, filled_saver), create_cron(filled_saver)
     asyncio.run(table.advance_next_time(cron, 7.0))
     # ignored, because the cron is no longer due at that time
     asyncio.run(table.advance_next_time(cron, 8.0))
@@ -99,7 +103,7 @@ def test_update_of_cron_sets_next_time_only_on_request(filled_saver: Saver) -> N
 def test_cron_of_unknown_thread_is_not_created(filled_saver: Saver) -> None:
     cron = CronRow("c", "nobody's", 5.0, 1.0, 1.0, {})
 
-    assert not asyncio.run(CronTable(filled_saver).create(cron))
+    assert not asyncio.run(open_table(CronTable, filled_saver).create(cron))
     assert list_crons(filled_saver) == []
 
 
@@ -129,14 +133,16 @@ def test_crons_are_deleted_with_their_thread(filled_saver: Saver, method: str) -
 def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     run = accept_run(saver)
     content = {"url": "https://a.b/", "run": {"values": make_request(text)["request"]["input"]}}
-    asyncio.run(WebhookTable(saver).add_webhook(run, content, {}, keeps_thread=keeps_thread))
-    asyncio.run(RunTable(saver).end_run(run, "success"))
+    asyncio.run(
+        open_table(WebhookTable, saver).add_webhook(run, content, {}, keeps_thread=keeps_thread)
+    )
+    asyncio.run(open_table(RunTable, saver).end_run(run, "success"))
     return run
 
 
 def test_webhook_is_added_once_and_retried_after_pauses(filled_saver: Saver) -> None:
     """A webhook cannot be added after its run has ended. Only one attempt is claimed at a time."""
-    table, run = WebhookTable(filled_saver), end_run_with_webhook(filled_saver, "hi")
+    table, run = open_table(WebhookTable, filled_saver), end_run_with_webhook(filled_saver, "hi")
     asyncio.run(table.add_webhook(run, {"late": True}, {}, keeps_thread=True))
     due = asyncio.run(table.list_due_run_ids(9))
     first = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
@@ -160,7 +166,7 @@ def test_erase_deletes_webhooks_that_quote_erased_message(
     filled_saver.erase(*arguments)
     expected = [] if arguments == ["t"] else [unrelated.run_id]
 
-    assert asyncio.run(WebhookTable(filled_saver).list_due_run_ids(9)) == expected
+    assert asyncio.run(open_table(WebhookTable, filled_saver).list_due_run_ids(9)) == expected
     assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
@@ -169,7 +175,7 @@ def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Sav
     run = accept_run(filled_saver)
     filled_saver.erase("t", ["a"])
     table, content_without_values = (
-        WebhookTable(filled_saver),
+        open_table(WebhookTable, filled_saver),
         {"url": "https://a.b/", "run": {"values": None}},
     )
     content = {**content_without_values, "run": {"values": SECRET}}
@@ -184,7 +190,7 @@ def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Sav
 def test_delete_idle_keeps_threads_with_scheduled_cron(filled_saver: Saver) -> None:
     now, cron = datetime.now(UTC), create_cron(filled_saver)
     deleted_with_cron = filled_saver.delete_idle(now)
-    asyncio.run(CronTable(filled_saver).advance_next_time(cron, None))
+    asyncio.run(open_table(CronTable, filled_saver).advance_next_time(cron, None))
 
     assert deleted_with_cron == []
     assert [info.thread_id for info in filled_saver.delete_idle(now)] == ["t"]

@@ -18,7 +18,7 @@ from langgraph.types import Command, Overwrite, Send, interrupt
 from typing_extensions import TypedDict
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.errors import UnknownThread
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place

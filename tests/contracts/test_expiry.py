@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.records import ClientMetadata, LiveRun, RunRow
-from perdure.checkpointers.runs import RunTable
-from perdure.checkpointers.thread_list import ThreadList, TimeToLive
+from perdure.checkpointers.records import ClientMetadata
+from perdure.run_tables.records import LiveRun, RunRow
+from perdure.run_tables.runs import RunTable
+from perdure.run_tables.thread_list import ThreadList, TimeToLive
 from tests.contracts.puts import config_at, put
+from tests.server_tables import open_table
 
 DELETING_TTL, PRUNING_TTL = TimeToLive(10, False), TimeToLive(10, True)
 
@@ -36,7 +38,7 @@ def put_steps(saver: SQLiteCheckpointer, thread_id: str, count: int) -> None:
 def accept_run(saver: SQLiteCheckpointer, thread_id: str, **options: Any) -> LiveRun:
     live = LiveRun(thread_id, 0, 0, "r", "pending", "me", "graph", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request={}, **options)
-    accepting = RunTable(saver).accept_run_and_list_live_run_ids(
+    accepting = open_table(RunTable, saver).accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None
     )
     accepted, _ = asyncio.run(accepting)

@@ -312,7 +312,7 @@ def test_import_refuses_missing_and_foreign_files(
 
     with pytest.raises(ConfigurationError, match="does not exist"):
         file_saver.import_from(tmp_path / "nowhere.db")
-    with pytest.raises(NotADatabase, match="no tables of langgraph-checkpoint-sqlite"):
+    with pytest.raises(NotADatabase, match="not contain the tables of langgraph-checkpoint-sqlite"):
         file_saver.import_from(other)
     with pytest.raises(NotADatabase, match="not an SQLite database"):
         file_saver.import_from(text)

@@ -17,8 +17,8 @@ from langgraph.types import Command, StateUpdate, interrupt
 from pydantic import BaseModel
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
+from perdure.run_tables.thread_list import ThreadList, ThreadQuery
 from tests.contracts.puts import config_at, put
 
 CONFIG_OF_ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}

@@ -274,7 +274,7 @@ def test_plan_that_fails_leaves_no_positions_in_cache(
     put(file_saver, make_messages("a"), uid="one")
     put(file_saver, make_messages("a", "b"), config_at(uid="one"), uid="two")
     with monkeypatch.context() as patched:
-        patched.setattr(file_saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
+        patched.setattr(file_saver._writer, "_build_checkpoint_statements", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             put(file_saver, make_messages("a", "b", "c"), config_at(uid="two"), uid="three")
     put(file_saver, make_messages("a", "b", "c", "d"), config_at(uid="two"), uid="three")
@@ -515,7 +515,7 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
             saver._cache.drop_thread("t")
             return
         with monkeypatch.context() as patched:
-            patched.setattr(saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
+            patched.setattr(saver._writer, "_build_checkpoint_statements", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 put(saver, {"n": 3}, config_at(uid="r2"), uid="r3")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.thread_list import ThreadList, TimeToLive
 from perdure.errors import ImportFailed
+from perdure.run_tables.thread_list import ThreadList, TimeToLive
 from tests.contracts.puts import put
 from tests.contracts.test_merge import PAIRS
 from tests.contracts.test_merge import open_saver as open_saver

@@ -179,7 +179,7 @@ OBJECTS = st.recursive(
 
 @given(OBJECTS)
 def test_random_nested_objects_round_trip(value: Any) -> None:
-    """Nested data classes are restored with the same types, and encoded to the same bytes."""
+    """Nested models, dataclasses and enums keep their types and are encoded to the same bytes."""
     decoded = store_and_read_back(value)
 
     assert describe_with_types(value) == describe_with_types(decoded)

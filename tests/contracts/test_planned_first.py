@@ -268,10 +268,12 @@ def test_writes_are_acknowledged_if_write_count_requests_are_withdrawn(
         read_data_version()
 
     async def run_puts() -> None:
+        loop = asyncio.get_running_loop()
         async with asyncio.timeout(5):
             for uid, parent_id in (("b", "a"), ("c", "b")):
                 writer._write_count_requests.extend(
-                    _WriteCountRequest("checkpointer", saver._own_writes) for _ in range(2)
+                    _WriteCountRequest(loop.create_future(), "checkpointer", saver._own_writes)
+                    for _ in range(2)
                 )
                 await put_async(saver, uid, {"n": uid}, parent_id)
 

@@ -14,7 +14,7 @@ def test_put_enters_few_functions_and_modules(tmp_path: Path) -> None:
     assert PLAN in functions
     assert functions[-1] == (
         "storage.sqlite_connection",
-        "_execute_guarded_request",
+        "_execute_statements_if_guard_succeeds",
     )  # which calls `execute`
     assert len(functions) <= 12
     assert len({module for module, _ in functions}) <= 7

@@ -13,8 +13,8 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import (
+from perdure.run_tables.records import LiveRun, RunRow
+from perdure.run_tables.runs import (
     ALL_RUNS,
     EVENT_NUMBER_BITS,
     MAX_ENDED_RUNS,
@@ -22,15 +22,16 @@ from perdure.checkpointers.runs import (
     RunState,
     RunTable,
 )
-from perdure.checkpointers.thread_list import ThreadQuery
-from perdure.checkpointers.webhooks import WebhookTable
-from perdure.server.event_memory import EventMemory
-from perdure.server.limits import Limits
-from perdure.server.run_events import StoredEvents
-from perdure.server.run_log import EventLog
+from perdure.run_tables.thread_list import ThreadQuery
+from perdure.run_tables.webhooks import WebhookTable
+from perdure.server.http.limits import Limits
+from perdure.server.runs.event_log import EventLog
+from perdure.server.runs.event_memory import EventMemory
+from perdure.server.runs.run_events import StoredEvents
 from tests.backends import BACKENDS
 from tests.contracts import puts
 from tests.contracts.erased import SECRET, doomed_message, human_message, read_raw_bytes
+from tests.server_tables import open_table
 
 Saver = Any  # a checkpointer of any kind
 
@@ -63,7 +64,7 @@ def request_run(
         live, now, now, details, request=request or make_request("hi"), not_before=not_before
     )
     return asyncio.run(
-        RunTable(saver).accept_run_and_list_live_run_ids(
+        open_table(RunTable, saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=rejects, cancel_action=cancels, stores_events=events
         )
     )
@@ -76,7 +77,7 @@ def accept_run(saver: Saver, thread_id: str = "t", request: Any = None, **option
 
 
 def list_run_rows(saver: Saver, thread_id: str = "t") -> list[RunRow]:
-    return asyncio.run(RunTable(saver).list_runs(thread_id))[::-1]
+    return asyncio.run(open_table(RunTable, saver).list_runs(thread_id))[::-1]
 
 
 def list_statuses(saver: Saver, thread_id: str = "t") -> list[str]:
@@ -94,7 +95,7 @@ def filled_saver(saver: Saver) -> Saver:
 
 
 def test_runs_of_a_thread_are_executed_one_after_the_other(filled_saver: Saver) -> None:
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     first, second, third = (accept_run(filled_saver) for _ in range(3))
     statuses_before = list_statuses(filled_saver)
     claimed = asyncio.run(table.end_run(first, "success"))
@@ -133,7 +134,7 @@ def test_new_run_interrupts_earlier_runs_of_its_thread(filled_saver: Saver) -> N
 def test_rolled_back_runs_are_deleted(filled_saver: Saver) -> None:
     first, _ = accept_run(filled_saver), accept_run(filled_saver)
     third, live = request_run(filled_saver, cancels="rollback")
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     statuses_and_actions = [
         (row.live.status, row.live.cancel_action) for row in list_run_rows(filled_saver)
     ]
@@ -152,10 +153,14 @@ def test_number_of_a_rolled_back_run_is_not_used_again(filled_saver: Saver, caus
     first, second, third = (accept_run(filled_saver) for _ in range(3))
     if cause == "cancel":
         asyncio.run(
-            RunTable(filled_saver).cancel_runs_and_list_their_ids("t", third.run_id, "rollback")
+            open_table(RunTable, filled_saver).cancel_runs_and_list_their_ids(
+                "t", third.run_id, "rollback"
+            )
         )
         asyncio.run(
-            RunTable(filled_saver).cancel_runs_and_list_their_ids("t", second.run_id, "rollback")
+            open_table(RunTable, filled_saver).cancel_runs_and_list_their_ids(
+                "t", second.run_id, "rollback"
+            )
         )
     last = accept_run(filled_saver, cancels="rollback" if cause == "strategy" else None)
 
@@ -168,7 +173,7 @@ def test_number_of_a_rolled_back_run_is_not_used_again(filled_saver: Saver, caus
 
 def test_delayed_run_does_not_block_other_runs(filled_saver: Saver) -> None:
     """When the delayed run is due, it is queued after the runs that are live then."""
-    table, start_time = RunTable(filled_saver), time.time() + 3600
+    table, start_time = open_table(RunTable, filled_saver), time.time() + 3600
     delayed = accept_run(filled_saver, owner="", not_before=start_time)
     first = accept_run(filled_saver)
     live_runs = asyncio.run(table.list_live_runs())
@@ -189,7 +194,7 @@ def test_delayed_run_does_not_block_other_runs(filled_saver: Saver) -> None:
 
 
 def test_due_delayed_run_may_cancel_earlier_runs(filled_saver: Saver) -> None:
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     later, due = (
         accept_run(filled_saver, owner="", not_before=time.time() + after) for after in (3600, -1)
     )
@@ -205,7 +210,7 @@ def test_due_delayed_run_may_cancel_earlier_runs(filled_saver: Saver) -> None:
 
 def test_due_run_of_an_idle_thread_starts_at_once(filled_saver: Saver) -> None:
     due = accept_run(filled_saver, owner="", not_before=time.time() - 1)
-    asyncio.run(RunTable(filled_saver).queue_delayed_run_that_is_due(due, "me", None))
+    asyncio.run(open_table(RunTable, filled_saver).queue_delayed_run_that_is_due(due, "me", None))
 
     assert [(row.live.status, row.live.owner) for row in list_run_rows(filled_saver)] == [
         ("running", "me")
@@ -218,7 +223,7 @@ def test_due_run_of_an_idle_thread_starts_at_once(filled_saver: Saver) -> None:
 def test_delayed_runs_can_be_cancelled(
     filled_saver: Saver, action: str, expected_statuses: list[str]
 ) -> None:
-    table, start_time = RunTable(filled_saver), time.time() + 3600
+    table, start_time = open_table(RunTable, filled_saver), time.time() + 3600
     first, _ = (accept_run(filled_saver, owner="", not_before=start_time) for _ in range(2))
     asyncio.run(table.cancel_runs_and_list_their_ids("t", first.run_id, action))
     statuses_after_first = list_statuses(filled_saver)
@@ -230,7 +235,7 @@ def test_delayed_runs_can_be_cancelled(
 
 def test_runs_of_a_dead_server_are_claimed_in_order(filled_saver: Saver) -> None:
     """The run that was active is first, and the death of its server counts as an attempt."""
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     for _ in range(2):
         accept_run(filled_saver, owner="gone")
     accept_run(filled_saver)
@@ -243,7 +248,7 @@ def test_runs_of_a_dead_server_are_claimed_in_order(filled_saver: Saver) -> None
 
 
 def test_released_runs_have_no_owner_and_count_no_attempt(filled_saver: Saver) -> None:
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     for _ in range(2):
         accept_run(filled_saver)
     asyncio.run(table.release_runs("me"))
@@ -264,7 +269,7 @@ def test_started_run_is_rolled_back_by_the_server_that_claims_it(filled_saver: S
     """A released or orphaned run does not end when it is cancelled, because it may have stored
     checkpoints.
     """
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     for owner, expected_owner in (("me", ""), ("gone", "gone")):
         run = accept_run(filled_saver, owner=owner)
         asyncio.run(table.release_runs("me"))
@@ -291,8 +296,8 @@ def test_run_does_not_end_before_its_server_knows_the_cancellation(
     filled_saver: Saver,
 ) -> None:
     """Until then, neither its last events nor its webhook are stored."""
-    table, run = RunTable(filled_saver), accept_run(filled_saver, events=True)
-    webhooks = WebhookTable(filled_saver)
+    table, run = open_table(RunTable, filled_saver), accept_run(filled_saver, events=True)
+    webhooks = open_table(WebhookTable, filled_saver)
 
     def end_run(status: RunState, known_cancel: str | None) -> list[str] | None:
         options: Any = {"keeps_thread": True, "known_cancel": known_cancel}
@@ -325,8 +330,8 @@ def test_run_does_not_end_before_its_server_knows_the_cancellation(
 def test_oldest_ended_runs_of_a_thread_are_deleted(
     filled_saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 2)
-    table, runs = RunTable(filled_saver), []
+    monkeypatch.setattr("perdure.run_tables.runs.MAX_ENDED_RUNS", 2)
+    table, runs = open_table(RunTable, filled_saver), []
     for _ in range(4):
         runs.append(accept_run(filled_saver))
         asyncio.run(table.end_run(runs[-1], "success"))
@@ -338,7 +343,7 @@ def test_oldest_ended_runs_of_a_thread_are_deleted(
 
 
 def test_runs_of_threads_are_listed_newest_first(filled_saver: Saver) -> None:
-    table = RunTable(filled_saver)
+    table = open_table(RunTable, filled_saver)
     put_messages(filled_saver, "u", [human_message("c")])
     first, other, last = (accept_run(filled_saver, thread) for thread in ("t", "u", "t"))
     asyncio.run(table.end_run(first, "error"))
@@ -401,7 +406,11 @@ def test_erase_cancels_delayed_run_that_quotes_the_message(filled_saver: Saver) 
 def test_erase_interrupts_active_run_that_quotes_the_message(filled_saver: Saver) -> None:
     run = accept_run(filled_saver, request=make_request(SECRET))
     filled_saver.erase("t", ["a"])
-    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
+    asyncio.run(
+        open_table(RunTable, filled_saver).end_run(
+            run, "error", {"message": f"cannot read {SECRET}"}
+        )
+    )
 
     assert (
         list_run_rows(filled_saver)[0].live.cancel_action,
@@ -415,7 +424,7 @@ def test_active_run_stores_no_error_or_request_after_an_erasure(filled_saver: Sa
     run = accept_run(filled_saver)
     filled_saver.erase("t", ["a"])
     error, request = {"message": f"cannot read {SECRET}"}, make_request(SECRET)
-    asyncio.run(RunTable(filled_saver).end_run(run, "error", error, request))
+    asyncio.run(open_table(RunTable, filled_saver).end_run(run, "error", error, request))
 
     assert list_statuses(filled_saver) == ["error"]
     assert (
@@ -429,14 +438,18 @@ def test_error_of_run_accepted_after_an_erasure_is_stored(filled_saver: Saver) -
     """Only runs that were accepted before the erasure lose their errors."""
     filled_saver.erase("t", ["a"])
     run = accept_run(filled_saver)
-    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": "no"}))
+    asyncio.run(open_table(RunTable, filled_saver).end_run(run, "error", {"message": "no"}))
 
     assert list_run_rows(filled_saver)[0].error == {"message": "no"}
 
 
 def test_erase_removes_run_error_that_quotes_the_message(filled_saver: Saver) -> None:
     run = accept_run(filled_saver)
-    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
+    asyncio.run(
+        open_table(RunTable, filled_saver).end_run(
+            run, "error", {"message": f"cannot read {SECRET}"}
+        )
+    )
     before = list_run_rows(filled_saver)[0].error
     report = filled_saver.erase("t", ["a"])
 
@@ -448,7 +461,7 @@ def test_erase_removes_run_error_that_quotes_the_message(filled_saver: Saver) ->
 
 def test_erase_removes_stored_request_of_a_failed_run(filled_saver: Saver) -> None:
     """The request is not kept if the run was cancelled, or if something was erased from it."""
-    table, request = RunTable(filled_saver), make_request(SECRET)
+    table, request = open_table(RunTable, filled_saver), make_request(SECRET)
     for cancels in (None, "interrupt"):
         run = accept_run(filled_saver)
         if cancels:
@@ -480,7 +493,7 @@ def test_delete_idle_keeps_thread_with_an_active_run(filled_saver: Saver) -> Non
     now = datetime.now(UTC)
 
     assert filled_saver.delete_idle(now) == []
-    asyncio.run(RunTable(filled_saver).end_run(run, "success"))
+    asyncio.run(open_table(RunTable, filled_saver).end_run(run, "success"))
     assert [info.thread_id for info in filled_saver.delete_idle(now)] == ["t"]
     assert list_run_rows(filled_saver) == []
 
@@ -502,7 +515,9 @@ def test_requests_and_errors_of_runs_are_encrypted(kind: str, tmp_path: Path) ->
         flow = f"SELECT {columns} FROM runs"
         rows_before = str(saver.database.read(lambda: _fetch_rows(flow)))
         asyncio.run(
-            RunTable(saver).end_run(run, "error", {"message": SECRET}, make_request(SECRET))
+            open_table(RunTable, saver).end_run(
+                run, "error", {"message": SECRET}, make_request(SECRET)
+            )
         )
         rows_after = str(saver.database.read(lambda: _fetch_rows(flow)))
 
@@ -541,18 +556,22 @@ def make_batch(since: int, *texts: str, dropped: int = 0) -> EventBatch:
 
 
 def store_events(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
-    asyncio.run(RunTable(saver).add_events([(run, event_batch) for event_batch in batches]))
+    asyncio.run(
+        open_table(RunTable, saver).add_events([(run, event_batch) for event_batch in batches])
+    )
 
 
 def read_events(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
-    return asyncio.run(RunTable(saver).read_events(run.thread_key, (run.seq, run.seq), after))
+    return asyncio.run(
+        open_table(RunTable, saver).read_events(run.thread_key, (run.seq, run.seq), after)
+    )
 
 
 def test_reader_of_emptied_event_log_continues_from_the_database(filled_saver: Saver) -> None:
     """Another process takes the run over while a client is reading its events."""
     run = accept_run(filled_saver, events=True)
     store_events(filled_saver, run, make_batch(0, "one", "two"), make_batch(2, "three"))
-    log, events = EventLog(), StoredEvents(RunTable(filled_saver))
+    log, events = EventLog(), StoredEvents(open_table(RunTable, filled_saver))
     account = EventMemory(Limits()).get_account(None, "ann")
 
     async def do_nothing() -> None:
@@ -584,7 +603,9 @@ def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None
     store_events(filled_saver, run, make_batch(0, "one", "two"), make_batch(2, "three"))
     store_events(filled_saver, run, make_batch(2, "again"))  # whose commit was in doubt
     asyncio.run(
-        RunTable(filled_saver).end_run(run, "success", unstored_events=make_batch(3, "four"))
+        open_table(RunTable, filled_saver).end_run(
+            run, "success", unstored_events=make_batch(3, "four")
+        )
     )
 
     assert read_events(filled_saver, run) == [
@@ -594,10 +615,15 @@ def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None
     ]
     assert read_events(filled_saver, run, 1) == read_events(filled_saver, run)
     assert read_events(filled_saver, run, 2) == read_events(filled_saver, run)[1:]
-    newest = asyncio.run(RunTable(filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 0))
+    newest = asyncio.run(
+        open_table(RunTable, filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 0)
+    )
     assert newest == (run.seq, 4, "success")
     assert (
-        asyncio.run(RunTable(filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 4)) is None
+        asyncio.run(
+            open_table(RunTable, filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 4)
+        )
+        is None
     )
 
 
@@ -617,7 +643,7 @@ def test_oldest_events_of_a_run_are_dropped(filled_saver: Saver) -> None:
 def test_only_the_owner_of_a_run_stores_its_events(filled_saver: Saver) -> None:
     run, table = (
         accept_run(filled_saver, owner="gone", events=True),
-        RunTable(filled_saver),
+        open_table(RunTable, filled_saver),
     )
     store_events(filled_saver, run, make_batch(0, "one"))
     asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())))
@@ -651,8 +677,8 @@ def test_run_that_cannot_be_joined_stores_no_events(filled_saver: Saver) -> None
 def test_events_are_deleted_with_their_run_message_or_thread(
     filled_saver: Saver, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 1)
-    run, table = accept_run(filled_saver, events=True), RunTable(filled_saver)
+    monkeypatch.setattr("perdure.run_tables.runs.MAX_ENDED_RUNS", 1)
+    run, table = accept_run(filled_saver, events=True), open_table(RunTable, filled_saver)
     store_events(filled_saver, run, make_batch(0, SECRET))
     asyncio.run(table.end_run(run, "rolled back" if cause == "roll back" else "success"))
     match cause:
@@ -665,7 +691,7 @@ def test_events_are_deleted_with_their_run_message_or_thread(
         case "age":
             asyncio.run(table.delete_old_events())
             assert read_events(filled_saver, run) != []
-            monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
+            monkeypatch.setattr("perdure.run_tables.runs.EVENT_RETENTION_S", -1)
             asyncio.run(table.delete_old_events())
         case "many":
             for _ in range(2):
@@ -686,7 +712,9 @@ def test_active_run_stores_no_events_after_an_erasure(filled_saver: Saver) -> No
     filled_saver.erase("t", ["nobody's"])
     store_events(filled_saver, run, make_batch(0, "told later"))
     asyncio.run(
-        RunTable(filled_saver).end_run(run, "success", unstored_events=make_batch(0, "told later"))
+        open_table(RunTable, filled_saver).end_run(
+            run, "success", unstored_events=make_batch(0, "told later")
+        )
     )
 
     assert read_events(filled_saver, run) == []

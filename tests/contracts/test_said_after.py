@@ -14,7 +14,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.removal_records import drop_oldest_entries
+from perdure.checkpointers.cache import drop_oldest_entries
 from perdure.errors import ConfigurationError
 from perdure.memory import ChatState
 from tests.backends import Place

@@ -63,7 +63,7 @@ class ThreadMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in ("writer", "maintenance", "thread_copy"):
+        for module in ("writer", "task_writes", "maintenance", "thread_copy"):
             self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
         self.folder = tempfile.TemporaryDirectory()
         self.models: dict[str, ThreadModel] = {}

@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.backends import Place
 from tests.contracts.puts import config_at

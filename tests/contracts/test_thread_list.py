@@ -10,9 +10,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.types import Interrupt
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.checkpointers.records import ClientMetadata
-from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.run_tables.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.storage.encryption import LangGraphSeal
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
@@ -44,13 +44,13 @@ def read_listed_metadata(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any
 
 def count_head_reads(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each later search appends the number of heads that it reads."""
-    read, read_counts = saver._threads.read_heads, list[int]()
+    read, read_counts = saver.parts.maintenance.threads.read_heads, list[int]()
 
     def read_and_count(rows: Any) -> Any:
         read_counts.append(len(rows))
         return read(rows)
 
-    monkeypatch.setattr(saver._threads, "read_heads", read_and_count)
+    monkeypatch.setattr(saver.parts.maintenance.threads, "read_heads", read_and_count)
     return read_counts
 
 

@@ -19,7 +19,7 @@ PRELOADED_MODULES = [
         "perdure.stores",
         "tests.store_backends",
         "perdure.checkpointers.postgres",
-        "perdure.memory.background.runtime",
+        "perdure.memory.long_term.background.runtime",
         "langchain.agents.middleware",
     ),
 ]

@@ -19,8 +19,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background import Background
-from perdure.memory.extraction import Extraction, Pace
+from perdure.memory.long_term.background import Background
+from perdure.memory.long_term.extraction import Extraction, Pace
 from perdure.stores import SQLiteStore
 from tests.durability.processes import PATIENCE_S, forkserver_context
 

@@ -229,7 +229,7 @@ def test_inherited_saver_store_and_lock_are_refused_in_forked_child(tmp_path: Pa
             lambda: saver.lock("t").__enter__(),
             lambda: asyncio.run(saver.aget_tuple(config)),
         ):
-            with pytest.raises(StorageUnavailable, match="forked process: open it again here"):
+            with pytest.raises(StorageUnavailable, match="forked process; open it again"):
                 call()
         saver.close()
         store.close()

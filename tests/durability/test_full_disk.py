@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -19,8 +20,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import StorageFull
-from perdure.storage import sqlite_connection
-from perdure.storage.flow import Row
+from perdure.storage import sqlite_connection, sqlite_writer
+from perdure.storage.database import Database
+from perdure.storage.flow import Flow, Row
 from perdure.storage.sqlite_connection import RESERVE_BYTES
 from perdure.stores import SQLiteStore, VersionRetention
 from tests.durability.processes import run_and_kill, run_integrity_check
@@ -48,27 +50,59 @@ def read_free_bytes(disk: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
-def wait_for_reserve(disk: Path) -> None:
-    """Wait until the reserve is complete.
+def write_nothing(database: Database) -> None:
+    """Commit an empty transaction.
 
-    The writing thread creates it again after a checkpoint has used it.
+    The writing thread executes the transaction after it has finished all earlier work. If it has
+    not checked the file for a second, it completes the reserve.
+    """
+
+    def flow() -> Flow[None]:
+        yield from ()
+
+    database.write(flow)
+
+
+def wait_for_reserve(disk: Path, database: Database | None) -> bool:
+    """Wait until the reserve is complete, and return whether it is.
+
+    The writing thread of an open database creates it again after a checkpoint has used it.
     """
     reserve, until = disk / "x.db-reserve", time.monotonic() + 5
     while time.monotonic() < until and (disk / "x.db").exists():
+        if database is not None:
+            write_nothing(database)
         if reserve.exists() and reserve.stat().st_size == RESERVE_BYTES:
-            return
-        time.sleep(0.01)
+            return True
+        time.sleep(0.05)
+    return False
 
 
-def fill_disk(disk: Path) -> None:
-    """Use up all free space, as another program would."""
-    wait_for_reserve(disk)
-    with (disk / "filler").open("ab", buffering=0) as file:
-        while True:
-            try:
+def fill_disk(disk: Path, database: Database | None = None) -> None:
+    """Use up all free space except the space of the reserve, as another program would.
+
+    While the writing thread shrinks the file after a removal, it releases the reserve for a moment.
+    If the disk was filled at this moment, the space of the reserve is freed and filled again.
+
+    Args:
+        disk: The folder of the disk.
+        database: The database, or None if it is closed.
+    """
+    filler = disk / "filler"
+    for _ in range(5):
+        wait_for_reserve(disk, database)
+        with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
                 file.write(bytes(4096))
-            except OSError:
-                return
+        if database is None:
+            return
+        write_nothing(database)
+        reserve = disk / "x.db-reserve"
+        missing_bytes = RESERVE_BYTES - (reserve.stat().st_size if reserve.exists() else 0)
+        if not missing_bytes:
+            return
+        os.truncate(filler, max(0, filler.stat().st_size - missing_bytes))
+    raise AssertionError(f"{missing_bytes} bytes of the reserve are missing")
 
 
 def put_checkpoint(saver: Any, thread: str, number: int, text: str = "said ") -> None:
@@ -116,7 +150,7 @@ def test_removal_of_thread_from_full_disk_makes_room(
     monkeypatch.setattr(sqlite_connection, "REUSES_WAL", reuses_wal)
     with SQLiteCheckpointer.open(disk / "x.db") as saver:
         threads = put_until_full(saver)
-        fill_disk(disk)
+        fill_disk(disk, saver.database)
         free_bytes = read_free_bytes(disk)
         for _ in range(20):
             with pytest.raises(StorageFull):
@@ -134,8 +168,15 @@ def test_removal_of_thread_from_full_disk_makes_room(
     assert check_integrity(disk) == [("ok",)]
 
 
-def test_removal_of_items_from_full_disk_makes_room(disk: Path) -> None:
-    """The store's `forget`, `delete` and `retain` work on a full disk."""
+@pytest.mark.parametrize("check_interval_s", [0.0, sqlite_writer.FILE_CHECK_INTERVAL_S])
+def test_removal_of_items_from_full_disk_makes_room(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, check_interval_s: float
+) -> None:
+    """The store's `forget`, `delete` and `retain` work on a full disk.
+
+    The regular check of the file must not create the reserve again while a removal uses its space.
+    """
+    monkeypatch.setattr(sqlite_writer, "FILE_CHECK_INTERVAL_S", check_interval_s)
     with SQLiteStore.open(disk / "x.db") as store:
         with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until the disk is full
             for number in itertools.count():
@@ -143,13 +184,13 @@ def test_removal_of_items_from_full_disk_makes_room(disk: Path) -> None:
                     store.put(
                         ("all", str(number // 50)), str(number), {"text": f"{version} " * 900}
                     )
-        fill_disk(disk)
+        fill_disk(disk, store.database)
         free_bytes = read_free_bytes(disk)
         receipt = store.forget(("all", "0"))
         store.put(("all", "new"), "1", {"text": "room again"})
-        fill_disk(disk)
+        fill_disk(disk, store.database)
         versions = store.retain(VersionRetention(last=1), prefix=("all", "1"))
-        fill_disk(disk)
+        fill_disk(disk, store.database)
         store.delete(("all", "2"), "100")
         kept_item = store.get(("all", "1"), "50")
         forgotten, deleted = store.get(("all", "0"), "1"), store.get(("all", "2"), "100")
@@ -204,7 +245,7 @@ def test_thread_deleted_on_full_disk_is_overwritten_when_there_is_room(disk: Pat
     with SQLiteCheckpointer.open(path) as saver:
         put_checkpoint(saver, "t1", 1, "secret")
         threads = put_until_full(saver)
-        fill_disk(disk)
+        fill_disk(disk, saver.database)
         saver.delete_thread("t1")
         for thread in threads[10:]:
             saver.delete_thread(thread)
@@ -221,7 +262,7 @@ def delete_threads_on_full_disk(path: Path, acks: Connection, threads: list[str]
         for thread in threads:
             saver.delete_thread(thread)
             acks.send(thread)
-            fill_disk(path.parent)
+            fill_disk(path.parent, saver.database)
 
 
 @pytest.mark.repeats

@@ -20,9 +20,9 @@ from sqlalchemy.pool import StaticPool
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import ConfigurationError
-from perdure.memory import background
-from perdure.memory.background import Background
-from perdure.memory.extraction import Extraction
+from perdure.memory.long_term import background
+from perdure.memory.long_term.background import Background
+from perdure.memory.long_term.extraction import Extraction
 from perdure.storage.postgres_dsn import format_uri
 from tests import postgres_server
 from tests.durability.processes import PATIENCE_S

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import perdure.stores.missing
+import perdure.stores.search.embeddings_backfill
 from perdure.stores import SQLiteStore, transfer
 from tests.durability.test_faults import FAULTS, catch_error
 from tests.durability.test_kill_erasing import KillingConnection
@@ -84,7 +84,7 @@ WORKS = {
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process few items in one transaction."""
     monkeypatch.setattr(transfer, "PAGE", PAGE)
-    monkeypatch.setattr(perdure.stores.missing, "BATCH_SIZE", PAGE)
+    monkeypatch.setattr(perdure.stores.search.embeddings_backfill, "BATCH_SIZE", PAGE)
 
 
 def open_store_with_embedder(path: Path, embedder: WordEmbedder, **options: Any) -> SQLiteStore:

@@ -12,9 +12,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background import Background
-from perdure.memory.extraction import Extraction, ExtractionJob, Pace
-from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor
+from perdure.memory.long_term.background import Background
+from perdure.memory.long_term.extraction import Extraction, ExtractionJob, Pace
+from perdure.memory.long_term.extractors import Batch, Proposal, Scope, TurnExtractor
 from perdure.stores import SQLiteStore
 
 PATIENCE_S = 20.0

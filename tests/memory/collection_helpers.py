@@ -8,9 +8,9 @@ from typing import Any
 from langchain_core.messages import ToolMessage
 
 from perdure.effects import run_operation
-from perdure.memory.collection import Collection
-from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
+from perdure.memory.long_term.collection import Collection
+from perdure.memory.long_term.gate import Gate
+from perdure.memory.long_term.records import Candidate, StoreAdapter, Verdict, build_put
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t1"}}
 BO: Any = {"configurable": {"user_id": "bo", "thread_id": "t2"}}

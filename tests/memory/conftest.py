@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from perdure.memory.records import StoreAdapter
+from perdure.memory.long_term.records import StoreAdapter
 from perdure.stores import SQLiteStore
 
 

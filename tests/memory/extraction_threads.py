@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from perdure.memory.reducers import ChatState
+from perdure.memory.short_term.reducers import ChatState
 from perdure.stores import SQLiteStore
 
 ANN = ("memories", "ann")

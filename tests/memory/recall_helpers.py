@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.records import FACT, TURN, Memory, build_put
+from perdure.memory.long_term.records import FACT, TURN, Memory, build_put
 from perdure.stores import Provenance, PutItem, SQLiteStore
 
 ANN = ("memories", "ann")

@@ -15,7 +15,7 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import ModelInput
-from perdure.memory.summary import (
+from perdure.memory.short_term.summary import (
     Summarize,
     Summary,
     SummaryState,
@@ -23,7 +23,7 @@ from perdure.memory.summary import (
     separate_summary_from_messages,
     summarize,
 )
-from perdure.memory.tokens import token_counter
+from perdure.memory.short_term.tokens import token_counter
 from tests.memory.scripted_models import (
     ScriptedServer,
     make_client,

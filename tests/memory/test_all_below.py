@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.errors import ConfigurationError
 from perdure.memory import recall, use_memories
-from perdure.memory.records import TURN, build_put
+from perdure.memory.long_term.records import TURN, build_put
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.recall_helpers import ANN, AS_ANN, build_fact_put, open_filled_store
 

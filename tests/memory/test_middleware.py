@@ -31,7 +31,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
 from perdure.memory.nodes import MessagesNode
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.short_term.tokens import TokenCounter
 from tests.memory.conversations import Talk, comparison_keys, conversations
 from tests.openai_server import Answer, OpenAIServer
 
@@ -281,14 +281,11 @@ def test_middleware_without_parts_names_expected_parts() -> None:
     with pytest.raises(ConfigurationError) as caught:
         MemoryMiddleware()
 
-    assert (
-        "MemoryMiddleware() was called without parts; pass at least one part, such as trim("
-        in str(caught.value)
-    )
+    assert "MemoryMiddleware() needs at least one part, such as trim(" in str(caught.value)
 
 
 def test_middleware_refuses_values_that_are_no_nodes() -> None:
-    with pytest.raises(ConfigurationError, match="pass at least one part, such as"):
+    with pytest.raises(ConfigurationError, match="needs at least one part, such as"):
         MemoryMiddleware()
     with pytest.raises(ConfigurationError, match="expected parts such as"):
         MemoryMiddleware(print)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from perdure import SQLiteCheckpointer, SQLiteStore
-from perdure.checkpointers.titles import read_thread_head_or_raise
+from perdure.checkpointers.import_metadata import read_thread_head_or_raise
 from perdure.errors import InvalidConfig
 from perdure.graphs import memory_agent
 from perdure.memory import (
@@ -35,7 +35,7 @@ from perdure.memory import (
     use_memories,
     view,
 )
-from perdure.memory.extraction import DueThreads, Extraction, Pace
+from perdure.memory.long_term.extraction import DueThreads, Extraction, Pace
 from perdure.memory.middleware import MemoryMiddleware
 from tests.memory.scripted_models import make_client
 from tests.openai_server import Answer, OpenAIServer

@@ -39,9 +39,9 @@ from perdure.memory.adapters import (
     TokenWindowChatMemory,
     VectorStoreChatMemoryAdvisor,
 )
-from perdure.memory.summary import summarize
+from perdure.memory.short_term.summary import summarize
+from perdure.memory.short_term.trim import trim
 from perdure.memory.tool_calls import NO_RESULT
-from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
 from tests.memory.provider_rules import find_refusals

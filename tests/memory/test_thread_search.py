@@ -23,18 +23,19 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from perdure import retention
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
-from perdure.checkpointers.thread_list import ThreadList
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import asearch_threads, memories, recall, remember, search_threads
-from perdure.memory.collection import Collection
+from perdure.memory.long_term.collection import Collection
 from perdure.memory.thread_search import (
     TranscriptSearch,
     delete_transcript_index,
     find_query_word_spans,
 )
+from perdure.run_tables.thread_list import ThreadList
 from perdure.settings import Rules
 from perdure.storage.flow import fetch_rows
-from perdure.stores import SQLiteStore, indexes
+from perdure.stores import SQLiteStore
+from perdure.stores.search import index_cache
 from tests.backends import KEY, Place, places
 from tests.contracts.puts import checkpoint_id_of, config_at, put
 from tests.durability.processes import run_and_kill, run_in_processes
@@ -250,7 +251,7 @@ def test_invalid_arguments_and_other_databases_are_refused(
         ("text is ' '", lambda: database.search(" ")),
         ("limit is 0", lambda: database.search("a", limit=0)),
         ("wait_s is -1", lambda: database.search("a", wait_s=-1)),
-        ("user is 7", lambda: database.search("a", user=7)),
+        ("'user' is 7", lambda: database.search("a", user=7)),
         ("filter is", lambda: database.search("a", filter="b")),
         ("a name in filter is 1", lambda: database.search("a", filter={1: "b"})),
     ]
@@ -327,9 +328,10 @@ def test_transcripts_are_not_sent_to_embedder(place: Place) -> None:
 
 
 def test_index_is_not_copied_but_rebuilt_after_import(place: Place, tmp_path: Path) -> None:
-    from perdure.cli.table_copy import StoreTables, ThreadTables
+    from perdure.cli.copied_store_tables import StoreTables
+    from perdure.cli.copied_thread_tables import ThreadTables
 
-    tables = {table.name for end in (ThreadTables, StoreTables) for table in end.tables}
+    tables = {table.name for end in (ThreadTables, StoreTables) for table in end.component_tables}
     assert not any(name.startswith("transcript_") for name in tables)
     with (
         closing(OpenedDatabase(place)) as database,
@@ -385,7 +387,7 @@ def test_index_of_thread_is_deleted_with_thread(
     database: OpenedDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
+    monkeypatch.setattr(index_cache, "_should_save_index_again", lambda unsaved, items: unsaved > 0)
     store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"], user_id="ann")
     assert database.search("horse", user="ann") == ["t"]
     assert len(database.read_rows("transcript_items")) == 1
@@ -403,7 +405,7 @@ def test_no_byte_of_erased_message_is_left_in_files(
 
     Neither the text, its stem, the user, nor an encrypted row is left. Other messages are found.
     """
-    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
+    monkeypatch.setattr(index_cache, "_should_save_index_again", lambda unsaved, items: unsaved > 0)
     place = Place(tmp_path / "x.db")
     with closing(OpenedDatabase(place, key=key)) as database:
         said = [f"the {SECRET} horse", "the other horse"]

@@ -30,8 +30,14 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.effects import arun_operation, run_operation
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, build_turn_key
-from perdure.memory.records import StoreAdapter
+from perdure.memory.long_term.extractors import (
+    Batch,
+    Proposal,
+    Scope,
+    TurnExtractor,
+    build_turn_key,
+)
+from perdure.memory.long_term.records import StoreAdapter
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
@@ -39,7 +45,7 @@ from perdure.memory.thread_messages import (
     parse_time,
     read_history,
 )
-from perdure.stores.text import split_into_chunks
+from perdure.stores.search.text import split_into_chunks
 from tests.memory.extraction_threads import build_graph, send_messages, thread_config
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)

@@ -12,7 +12,7 @@ from langchain_openai import ChatOpenAI
 
 from perdure.memory import assemble, trim
 from perdure.memory.middleware import MemoryMiddleware
-from perdure.memory.tokens import token_counter
+from perdure.memory.short_term.tokens import token_counter
 from perdure.memory.usage import (
     is_same_model,
     read_model_name,

@@ -163,15 +163,30 @@ def test_max_tokens_may_be_first_positional_argument() -> None:
 @pytest.mark.parametrize(
     ("node", "arguments", "options", "expected_message"),
     [
-        (summarize, ["m"], {"max_tokens": 9}, r"max_tokens=9\): .* trigger=\('messages', 40\)"),
-        (trim, [9, "last"], {}, r"trim\(9, 'last'\): too many positional .* strategy='last'"),
+        (summarize, ["m"], {"max_tokens": 9}, r"max_tokens=9\) is .* trigger=\('messages', 40\)"),
+        (trim, [9, "last"], {}, r"trim\(9, 'last'\) is .*: too many positional .* strategy='last'"),
         (trim, [], {"strategy": "last"}, "missing a required argument: 'max_tokens'"),
-        (assemble, [9], {"memory": "tea"}, r"'memory'; expected max_tokens, .* memories=\(\)"),
-        (clear_tool_outputs, [], {"last": 3}, r"clear_tool_outputs\(last=3\): .* keep=3"),
-        (use_memories, [], {"top_k": 5}, "'top_k'; expected store=None, .* limit=20"),
-        (update_instructions, ["m"], {}, "missing .* 'instructions'; expected model, instructions"),
-        (remember_turns, [], {"user": "ann"}, "'user'; expected store=None, namespace="),
-        (view, [trim(9)], {"max_tokens": 3}, "'max_tokens'; expected parts"),
+        (
+            assemble,
+            [9],
+            {"memory": "tea"},
+            r"'memory'; expected the arguments max_tokens, .* memories=\(\)",
+        ),
+        (clear_tool_outputs, [], {"last": 3}, r"clear_tool_outputs\(last=3\) is .* keep=3"),
+        (use_memories, [], {"top_k": 5}, "'top_k'; expected the arguments store=None, .* limit=20"),
+        (
+            update_instructions,
+            ["m"],
+            {},
+            "missing .* 'instructions'; expected .* model, instructions",
+        ),
+        (
+            remember_turns,
+            [],
+            {"user": "ann"},
+            "'user'; expected the arguments store=None, namespace=",
+        ),
+        (view, [trim(9)], {"max_tokens": 3}, "'max_tokens'; expected the arguments parts"),
     ],
 )
 def test_unknown_arguments_are_refused_with_list_of_known_ones(

@@ -21,7 +21,8 @@ from langgraph.store.base import IndexConfig
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
-from perdure.storage.database import LazyAwaitable, is_in_event_loop
+from perdure.storage.database import LazyAwaitable
+from perdure.storage.flow import is_in_event_loop
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 

@@ -86,7 +86,7 @@ def page_folder(
     with zipfile.ZipFile("export.zip", "w") as archive:
         archive.write(export, export.name)
     (tmp_path / "keys.toml").write_text(
-        f'[[keys]]\nuser = "dora"\nsha256 = "4f2a{"0" * 60}"\n'
+        f'[[keys]]\nuser = "dora"\nsha256 = "4f2a{"0" * 60}"\nteams = ["support"]\n'
         f'[[keys]]\nuser = "boss"\nsha256 = "81c3{"0" * 60}"\npermissions = ["perdure:admin"]\n'
     )
     if "server" not in request.node.name:

@@ -12,10 +12,10 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from perdure import people
-from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.memory import Collection, Instructions, Profile, memories, recall
 from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
+from perdure.run_tables.crons import CronTable
 from tests.people import (
     FactsProfile,
     People,
@@ -28,6 +28,7 @@ from tests.people import (
     open_people,
     store_all_kinds,
 )
+from tests.server_tables import open_table
 
 OTHERS = {"ann": "bob", "bob": "ann"}
 
@@ -53,7 +54,7 @@ def write_shared_rows(both: People, user: str) -> None:
     accept_run(saver, user, f"{user}s", sender={"user": "boss", "metadata": {"by": "boss"}})
     cron = build_cron_row(user, f"{user}s")
     cron.content.update(user="desk", acting_for=user, metadata={"by": "desk"})
-    asyncio.run(CronTable(saver).create(cron))
+    asyncio.run(open_table(CronTable, saver).create(cron))
 
 
 def read_all(both: People, user: str) -> str:

@@ -14,11 +14,12 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from perdure import people
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.runs import RunTable
 from perdure.errors import ConfigurationError, UnknownPerson
-from perdure.memory import Instructions, Profile, memories
+from perdure.memory import Collection, Instructions, Profile, memories
+from perdure.memory.long_term.records import RESERVED_LABEL
 from perdure.memory.thread_export import build_thread_export
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.runs import RunTable
 from tests.cli.commands import invoke, run
 from tests.contracts.puts import put
 from tests.people import (
@@ -32,8 +33,11 @@ from tests.people import (
     open_people,
     store_all_kinds,
 )
+from tests.server_tables import open_table
+from tests.stores.erasing import read_all_bytes
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
+BOB: Any = {"configurable": {"user_id": "bob"}}
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -80,8 +84,8 @@ def test_imported_archive_equals_threads_and_items_of_person(
             instructions = Instructions(copy.store, ("instructions", "{user_id}")).current(ANN)
             profile = Profile(FactsProfile, copy.store).get(ANN)
             texts = [memory.text for memory in memories(store=copy.store, config=ANN, limit=50)]
-            runs = asyncio.run(RunTable(copy.saver).list_live_runs())
-            crons = asyncio.run(CronTable(copy.saver).list_crons())
+            runs = asyncio.run(open_table(RunTable, copy.saver).list_live_runs())
+            crons = asyncio.run(open_table(CronTable, copy.saver).list_crons())
             owners = {copy.saver.head(thread_id).owner for thread_id in threads}  # type: ignore[union-attr]
 
     assert sorted(threads) == ["anns", "anns-2"]
@@ -182,7 +186,7 @@ def test_items_are_imported_only_from_file_with_archive_header(tmp_path: Path) -
 
 
 def test_import_of_archive_skips_items_of_other_people(tmp_path: Path) -> None:
-    """An item in a namespace without the person's name is left out and counted."""
+    """Items of others, and without the person's name, are left out and counted by kind."""
     lines = tmp_path / "ann.jsonl"
     own = (["memories", "ann"], ["chat_memory", "t"], ["notes", "of", "ann"])
     others = (
@@ -198,8 +202,123 @@ def test_import_of_archive_skips_items_of_other_people(tmp_path: Path) -> None:
         namespaces = copy.store.list_namespaces()
 
     assert result.exit_code == 0
-    assert "left out: item of another person (7)" in result.stderr
+    for kind in ("another person (3)", "a team (2)"):
+        assert f"item of {kind}" in result.stderr
+    assert "item without the person's name (2)" in result.stderr
     assert namespaces == sorted(map(tuple, own))
+
+
+def test_imported_items_of_own_templates_are_exported_and_forgotten(
+    two_people: People, backend: str, tmp_path: Path
+) -> None:
+    """The archive names the templates of its items, and an import records them."""
+    config: Any = {"configurable": {"user_id": "ann", "project": "boat", "team": "red"}}
+    projects = Collection(two_people.store, ("projects", "{project}", "{user_id}"))
+    projects.insert("zqanntillerqz", config=config)
+    Collection(two_people.store, ("diary", "{user_id}")).insert("one", config=BOB)
+    Collection(two_people.store, ("teams", "{team}")).insert("two", config=config)
+    archive = tmp_path / "ann.jsonl"
+    archive.write_text(run("export", "--user", "ann", "--db", two_people.db))
+    copy_folder = tmp_path / "copy"
+    copy_folder.mkdir()
+    with empty_database(backend, copy_folder) as db:
+        imported = invoke("import", str(archive), "--db", db, "--trust-templates")
+        second_archive = run("export", "--user", "ann", "--db", db)
+        bytes_before = read_all_bytes(copy_folder)
+        run("forget", "--user", "ann", "--yes", "--db", db)
+        with open_people(db) as copy:
+            namespaces = copy.store.find_namespaces("ann")
+    file_bytes = read_all_bytes(copy_folder)
+    headers = [json.loads(text.splitlines()[0]) for text in (archive.read_text(), second_archive)]
+    markers = [
+        marker for marker in (*list_markers("ann"), b"zqanntillerqz") if marker in file_bytes
+    ]
+
+    assert headers[0]["templates"] == [
+        ["notes", "{user_id}"],
+        ["projects", "{project}", "{user_id}"],
+    ]
+    assert headers[1]["templates"] == headers[0]["templates"]
+    assert headers[1]["namespaces"] == headers[0]["namespaces"]
+    assert "left out: item of a team (1)\n" in imported.stderr
+    assert namespaces == []
+    assert (b"zqanntillerqz" in bytes_before) == (backend == "file")
+    assert markers == []
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        *(["notes"], ["notes", "ann"], ["notes", "x{user_id}"], ["{team}", "{user_id}"]),
+        *(["diary", "{user_id}"], ["notes", "{user_id}", "deep"]),
+        *(["memories", "{x}", "{user_id}"], ["chat_memory", "{user_id}"], ["teams", "{user_id}"]),
+        *(["perdure", "{x}", "{user_id}"], ["langgraph", "{user_id}"]),
+        *(["notes", "{user_id}", "{" + "x" * 4096 + "}"], ["notes", "{a}{b}", "{user_id}"]),
+        *([], "notes", None, ["notes", 1, "{user_id}"], ["notes", "{user_id}", ""]),
+    ],
+)
+def test_import_does_not_record_forged_template(refused: Any, tmp_path: Path) -> None:
+    """Only a valid template that matches an imported item is recorded."""
+    namespaces = (
+        *(["notes", "ann"], ["memories", "ann"], ["chat_memory", "ann"], ["teams", "ann"]),
+        *(["perdure", "quarantine", "memories", "ann"], ["chat_memory", "x", "ann"]),
+    )
+    items = [{"namespace": name, "key": "k", "value": {"text": "figs"}} for name in namespaces]
+    templates = [refused, ["{kind}", "x", "{user_id}"], ["notes", "{user_id}"]]
+    header = {"perdure_archive": 1, "user": "ann", "templates": templates}
+    archive, db = tmp_path / "ann.jsonl", str(tmp_path / "m.db")
+    archive.write_text("".join(json.dumps(line) + "\n" for line in (header, *items)))
+    result = invoke("import", str(archive), "--db", db, "--trust-templates")
+    with open_people(db) as copy:
+        recorded = copy.store.search((RESERVED_LABEL, "templates"))
+
+    assert result.exit_code == 0
+    assert "namespace template (2)" in result.stderr
+    assert [item.value["labels"] for item in recorded] == [["notes", "{user_id}"]]
+
+
+def test_forged_template_does_not_change_what_is_forgotten(tmp_path: Path) -> None:
+    """Without `--trust-templates`, an archive cannot choose which namespaces belong to people."""
+    item = {"namespace": ["reviews", "bob"], "key": "k", "value": {"text": "figs"}}
+    header = {"perdure_archive": 1, "user": "bob", "templates": [["reviews", "{user_id}"]]}
+    archive, db = tmp_path / "bob.jsonl", str(tmp_path / "m.db")
+    with open_people(db) as own:
+        store_all_kinds(own, "ann", "anns")
+        own.store.put(("reviews", "ann"), "k", {"text": "Carl's review of Ann"})
+    archive.write_text("".join(json.dumps(line) + "\n" for line in (header, item)))
+    result = invoke("import", str(archive), "--db", db)
+    run("forget", "--user", "ann", "--yes", "--db", db)
+    with open_people(db) as own:
+        kept = own.store.get(("reviews", "ann"), "k")
+
+    assert "namespace template, see --trust-templates (1)" in result.stderr
+    assert kept is not None
+
+
+def test_file_with_two_archives_records_templates_of_both(tmp_path: Path) -> None:
+    archive, db = tmp_path / "both.jsonl", str(tmp_path / "m.db")
+    lines: list[Any] = []
+    for user, label in (("ann", "notes"), ("bob", "diary")):
+        templates = [[label, "{user_id}"]]
+        lines += [{"perdure_archive": 1, "user": user, "templates": templates}]
+        lines += [{"namespace": [label, user], "key": "k", "value": {"text": "figs"}}]
+    archive.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run("import", str(archive), "--db", db, "--trust-templates")
+    with open_people(db) as copy:
+        recorded = copy.store.search((RESERVED_LABEL, "templates"))
+
+    expected = [["diary", "{user_id}"], ["notes", "{user_id}"]]
+    assert sorted(item.value["labels"] for item in recorded) == expected
+
+
+def test_templates_that_are_no_list_are_ignored(tmp_path: Path) -> None:
+    item = {"namespace": ["notes", "ann"], "key": "k", "value": {"text": "figs"}}
+    header = {"perdure_archive": 1, "user": "ann", "templates": "notes"}
+    archive = tmp_path / "ann.jsonl"
+    archive.write_text("".join(json.dumps(line) + "\n" for line in (header, item)))
+    output = run("import", str(archive), "--db", str(tmp_path / "m.db"))
+
+    assert "1 new item" in output
 
 
 def test_people_module_needs_no_packages_of_the_server() -> None:
@@ -224,7 +343,7 @@ def test_archive_names_no_other_person(backend: str, tmp_path: Path) -> None:
             cron = build_cron_row("ann", "anns")
             cron.content.update(sender, metadata={"owner": sender["user"]})
             cron.content["payload"]["context"] = sender
-            asyncio.run(CronTable(own.saver).create(cron))
+            asyncio.run(open_table(CronTable, own.saver).create(cron))
         metadata = {"user_id": "ann", "owner": "boss", "perdure_caller": "boss"}
         put(own.saver, {"messages": [HumanMessage("hello")]}, thread="odd", metadata=metadata)
         for namespace in (("cities", "ann"), ("notes", "boss", "ann"), ("memories", "boss", "ann")):

@@ -8,28 +8,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import people
-from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.owner_record import (
     may_owners_be_organisations,
     record_that_owners_may_be_organisations,
 )
 from perdure.checkpointers.records import ClientMetadata
-from perdure.checkpointers.runs import RunTable
-from perdure.checkpointers.thread_list import ThreadList
-from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import ConfigurationError, StorageUnavailable, UnknownPerson
 from perdure.memory import Collection, memories, remember
-from perdure.storage.flow import fetch_rows
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.runs import RunTable
+from perdure.run_tables.thread_list import ThreadList
+from perdure.run_tables.webhooks import WebhookTable
+from perdure.storage.flow import Flow, fetch_rows
 from perdure.stores import Provenance
 from tests.people import (
     People,
@@ -45,6 +47,7 @@ from tests.people import (
 )
 from tests.rounds import rounds
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
+from tests.server_tables import open_table
 from tests.stores.erasing import read_all_bytes
 
 BOB: Any = {"configurable": {"user_id": "bob"}}
@@ -151,7 +154,7 @@ def test_forget_lists_and_keeps_what_belongs_to_others(two_people: People) -> No
     Collection(store).insert("Bob heard it", key="heard", provenance=Provenance("anns"), config=BOB)
     store.put(("cities", "ann"), "home", {"text": "Ghent"})
     accept_run(saver, "ann", "bobs-2")
-    asyncio.run(CronTable(saver).create(build_cron_row("ann", "bobs")))
+    asyncio.run(open_table(CronTable, saver).create(build_cron_row("ann", "bobs")))
     config["metadata"] = {CALLER: "ann", CALLER_ACTION: "answered"}
     config["configurable"]["thread_id"] = "bobs"
     build_echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, config)
@@ -160,7 +163,7 @@ def test_forget_lists_and_keeps_what_belongs_to_others(two_people: People) -> No
     )
     report = people.forget("ann", saver, store)
     kept = {part.what: part.ids for part in report.kept}
-    runs = asyncio.run(RunTable(saver).list_runs("bobs-2"))
+    runs = asyncio.run(open_table(RunTable, saver).list_runs("bobs-2"))
 
     assert kept["namespaces"] == ("cities/ann",)
     assert kept["threads with quotations"] == ("quoting",)
@@ -183,7 +186,7 @@ def test_message_of_cron_or_admin_is_not_a_quotation(two_people: People) -> None
     }
     cron = build_cron_row("ann", "anns")
     cron.content["payload"]["input"] = {"messages": [{"role": "user", "content": texts["cron"]}]}
-    asyncio.run(CronTable(saver).create(cron))
+    asyncio.run(open_table(CronTable, saver).create(cron))
     for user, thread_id in (("ann", "anns"), ("bob", "bobs"), ("bob", "bobs-2")):
         for kind, text in texts.items():
             metadata = {CALLER: "boss", CALLER_ACTION: "said"} if kind == "admin" else {}
@@ -208,7 +211,7 @@ def test_plan_without_looks_elsewhere_reports_nothing_of_others(two_people: Peop
 def test_forget_cancels_runs_and_waits_for_their_end(two_people: People) -> None:
     """A run of a live process is waited for; delayed runs and crons start none meanwhile."""
     saver, store = two_people.saver, two_people.store
-    table = RunTable(saver)
+    table = open_table(RunTable, saver)
     with saver.database.lock("perdure.server/alive"):
         asyncio.run(table.end_run(asyncio.run(table.list_live_runs())[0], "success"))
         live = accept_run(saver, "ann", "anns-2", owner="alive")
@@ -258,7 +261,7 @@ def test_forget_waits_for_locked_thread(two_people: People) -> None:
 
 def test_person_with_only_items_or_only_crons_is_forgotten(two_people: People) -> None:
     remember("likes figs", store=two_people.store, config={"configurable": {"user_id": "dora"}})
-    asyncio.run(CronTable(two_people.saver).create(build_cron_row("emil", None)))
+    asyncio.run(open_table(CronTable, two_people.saver).create(build_cron_row("emil", None)))
     dora = people.forget("dora", two_people.saver, two_people.store)
     emil = people.forget("emil", two_people.saver, two_people.store)
 
@@ -275,11 +278,13 @@ def test_crons_and_webhooks_made_for_a_person_are_forgotten(two_people: People) 
     acting = build_cron_row("desk", None)
     acting.content["acting_for"] = "dora"
     own = build_cron_row("desk", None)
-    asyncio.run(CronTable(saver).create(acting))
-    asyncio.run(CronTable(saver).create(own))
+    asyncio.run(open_table(CronTable, saver).create(acting))
+    asyncio.run(open_table(CronTable, saver).create(own))
     run = accept_run(saver, "bob", "bobs-2")
     payload = {"url": "https://example.com", "run": {}, "user": "desk", "person": "dora"}
-    asyncio.run(WebhookTable(saver).add_webhook(run, payload, payload, keeps_thread=False))
+    asyncio.run(
+        open_table(WebhookTable, saver).add_webhook(run, payload, payload, keeps_thread=False)
+    )
     [archived] = [line["cron"] for line in people.export("dora", saver, store) if "cron" in line]
     report = people.forget("dora", saver, store)
     desk = people.plan("desk", saver, store)
@@ -291,6 +296,23 @@ def test_crons_and_webhooks_made_for_a_person_are_forgotten(two_people: People) 
     ]  # fmt: skip
     assert [(part.what, part.ids) for part in desk.erased] == [("crons", (own.cron_id,))]
     assert len(lines_before) == len([*people.export("bob", saver, store)]) - 1  # the run
+
+
+def test_person_with_only_a_webhook_is_forgotten(two_people: People) -> None:
+    """The webhook of a stateless run is kept after the thread of the run was deleted."""
+    saver, store = two_people.saver, two_people.store
+    run = accept_run(saver, "bob", "bobs-2")
+    payload = {"url": "https://example.com", "run": {}, "user": "dora"}
+    asyncio.run(
+        open_table(WebhookTable, saver).add_webhook(run, payload, payload, keeps_thread=False)
+    )
+    archive = [*people.export("dora", saver, store)]
+    report = people.forget("dora", saver, store)
+
+    assert (len(archive), archive[0]["user"]) == (1, "dora")
+    assert [(part.what, part.ids) for part in report.erased] == [("webhooks", (run.run_id,))]
+    with pytest.raises(UnknownPerson):
+        people.plan("dora", saver, store)
 
 
 @pytest.mark.parametrize("number", [0, -5, 7])
@@ -315,6 +337,89 @@ def test_thread_without_checkpoint_belongs_to_person_of_its_run(two_people: Peop
     assert report.erased[0] == people.Part("threads", ("unbegun",), 1)
     assert ThreadList(two_people.saver).get("unbegun") is None
     assert ThreadList(two_people.saver).get("owned") is not None
+
+
+@contextmanager
+def call_before_statement(
+    monkeypatch: pytest.MonkeyPatch, saver: Checkpointer, number: int, act: Callable[[], object]
+) -> Iterator[list[int]]:
+    """Call `act` just before one of the statements that read the database in the `with` block.
+
+    Args:
+        monkeypatch: Replaces the database's method `read` during the block.
+        saver: The checkpointer of the database.
+        number: The number of the statement, starting at 1.
+        act: The function to call. The statements that it executes are not counted.
+
+    Yields:
+        A list that receives the number of each statement.
+    """
+    kind, statements = type(saver.database), list[int]()
+    read = kind.read
+
+    def read_and_act(database: Any, make_flow: Callable[[], Flow[Any]], **options: Any) -> Any:
+        def flow() -> Flow[Any]:
+            inner, rows = make_flow(), None
+            while True:
+                try:
+                    request = inner.send(rows)
+                except StopIteration as end:
+                    return end.value
+                statements.append(len(statements) + 1)
+                if statements[-1] == number:
+                    with monkeypatch.context() as unpatched:
+                        unpatched.setattr(kind, "read", read)
+                        act()
+                rows = yield request
+
+        return read(database, flow, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "read", read_and_act)
+        yield statements
+
+
+def test_person_is_found_while_first_checkpoint_of_only_thread_is_stored(
+    two_people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan finds the thread, before whichever of its statements the checkpoint is committed."""
+    saver, store = two_people.saver, two_people.store
+    for number in count(1):
+        user, thread_id = f"dora {number}", f"t{number}"
+        ThreadList(saver).create_thread_if_absent(thread_id, ClientMetadata({}))
+        accept_run(saver, user, thread_id)
+        config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
+        store_checkpoints = partial(build_echo_graph(saver, user).invoke, {"messages": []}, config)
+        with call_before_statement(monkeypatch, saver, number, store_checkpoints) as statements:
+            report = people.plan(user, saver, store, looks_elsewhere=False)
+        assert report.erased[0] == people.Part("threads", (thread_id,), 1)
+        if number > len(statements):
+            break
+
+    assert number > 5
+
+
+def test_thread_whose_checkpoints_were_rolled_back_belongs_to_person_of_its_run(
+    two_people: People,
+) -> None:
+    """The thread's first run was rolled back, and a delayed run on the thread is due later."""
+    saver, store = two_people.saver, two_people.store
+    config: Any = {
+        "configurable": {"thread_id": "t", "user_id": "dora"},
+        "metadata": {"run_id": "r"},
+    }
+    build_echo_graph(saver, "dora").invoke({"messages": [("user", "hello")]}, config)
+    accept_run(saver, "dora", "t", owner="", delay_s=3600)
+    saver.delete_for_runs(["r"], thread_id="t")
+    listed = ThreadList(saver).get("t")
+    exported = [*people.export("dora", saver, store)]
+    report = people.forget("dora", saver, store)
+
+    assert listed is not None
+    assert listed.head_metadata is None
+    assert sum("run" in line for line in exported) == 1
+    assert (report.count("threads"), report.count("runs")) == (1, 1)
+    assert ThreadList(saver).get("t") is None
 
 
 KILLED_FORGET = """

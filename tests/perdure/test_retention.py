@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import retention
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.memory.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
+from perdure.memory.long_term.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
 from perdure.memory.thread_messages import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore

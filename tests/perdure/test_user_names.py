@@ -11,10 +11,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure import people, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.run_config import Template, parse_run_teams, read_run_user
-from perdure.server.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
-from perdure.server.acting import build_identity_acting_for
-from perdure.server.keys_file import validate_key_user_name
+from perdure.memory.namespace_templates import Template
+from perdure.memory.run_config import parse_run_teams, read_run_user
+from perdure.server.http.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
+from perdure.server.http.acting_for import build_identity_acting_for
+from perdure.server.http.keys_file import validate_key_user_name
 from perdure.server.teams import extract_teams_of_user
 from perdure.stores import SQLiteStore
 
@@ -60,13 +61,13 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
     """Acting for a person, keys, teams, namespaces, forgetting and authors need a visible name."""
     access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
     caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
-    with pytest.raises(Forbidden, match="expected the name of a single user"):
+    with pytest.raises(Forbidden, match="expected a name of at most"):
         build_identity_acting_for(access, caller, name)
     with pytest.raises(ConfigurationError, match=r"the user name .* is not allowed"):
         validate_key_user_name(name)
     assert extract_teams_of_user(SimpleNamespace(teams=["red", name])) == frozenset()
     assert read_run_user(config) is None
-    with pytest.raises(InvalidConfig, match="expected text that has a visible character"):
+    with pytest.raises(InvalidConfig, match="expected a string that has a visible character"):
         Template(("memories", "{user_id}")).fill(config)
     with pytest.raises(InvalidConfig, match="the run has the team"):
         parse_run_teams(name, None)

@@ -30,7 +30,7 @@ NAMED: Final[dict[str, Any]] = {
     "position": 0,
     "version": 1,
     "user": "ann",
-    # checkpoint_id, checkpoint, a, b, run_id: of the thread, see tests/server/test_access.py
+    # checkpoint_id, checkpoint, a, b, run_id: of the thread, see tests/server/http/test_access.py
 }
 """Parameters of paths and queries, and fields of forms, by their names."""
 

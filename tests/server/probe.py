@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, FastAPI
 from starlette.responses import StreamingResponse
 
-from perdure.server.access import ACTIONS, Action, set_required_action
-from perdure.server.call import CurrentCall
+from perdure.server.http.access import ACTIONS, Action, set_required_action
+from perdure.server.http.call import CurrentCall
 
 Value = dict[str, Any]
 
@@ -24,13 +24,13 @@ def add_probe_routes(app: FastAPI) -> FastAPI:
     @routes.get("/probe/thread/{thread_id}")
     @set_required_action("threads:read")
     async def thread(call: CurrentCall, thread_id: str) -> Any:
-        await call.authorize_arguments({"thread_id": thread_id})
+        await call.authorize_action_arguments({"thread_id": thread_id})
         return await call.threads.get(thread_id)
 
     @routes.get("/probe/stream")
     @set_required_action("threads:read")
     async def stream(call: CurrentCall) -> StreamingResponse:
-        await call.authorize_arguments()
+        await call.authorize_action_arguments()
 
         async def lines() -> AsyncIterator[bytes]:
             for _ in range(600):
@@ -42,19 +42,19 @@ def add_probe_routes(app: FastAPI) -> FastAPI:
     @routes.post("/probe/length")
     @set_required_action("threads:read")
     async def length(call: CurrentCall, body: Annotated[Any, Body()]) -> int:
-        await call.authorize_arguments()
+        await call.authorize_action_arguments()
         return len(str(body))
 
     @routes.get("/ui/probe")
     @routes.get("/ui/probe.json")
     @set_required_action("threads:read")
     async def page(call: CurrentCall) -> Value:
-        return await call.authorize_arguments({"user": call.identity.user})
+        return await call.authorize_action_arguments({"user": call.identity.user})
 
     @routes.post("/ui/probe")
     @set_required_action("threads:update")
     async def change(call: CurrentCall) -> Value:
-        return await call.authorize_arguments()
+        return await call.authorize_action_arguments()
 
     app.include_router(routes)
     return app
@@ -63,7 +63,7 @@ def add_probe_routes(app: FastAPI) -> FastAPI:
 def _build_endpoint(name: Action) -> Any:
     @set_required_action(name)
     async def endpoint(call: CurrentCall, value: Value | None = None) -> Value:
-        authorized_value = await call.authorize_arguments(value or {})
+        authorized_value = await call.authorize_action_arguments(value or {})
         identity = call.identity
         return {"user": identity.user, "tenant": identity.tenant, "value": authorized_value}
 

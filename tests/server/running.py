@@ -12,7 +12,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from perdure.server.websocket_sending import WebSocketProtocol
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.server.http.websocket_sending import WebSocketProtocol
 
 
 @contextmanager
@@ -23,7 +24,13 @@ def run_server(app: FastAPI) -> Iterator[str]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `perdure serve`
         server = uvicorn.Server(
             uvicorn.Config(
-                app, log_level="warning", timeout_graceful_shutdown=5, ws=WebSocketProtocol
+                app,
+                log_level="warning",
+                timeout_graceful_shutdown=5,
+                # As in `perdure serve`. On a busy machine, a client can pause longer than uvicorn's
+                # default of 5 seconds, and would then send its request on a closed connection.
+                timeout_keep_alive=65,
+                ws=WebSocketProtocol,
             )
         )
         started = threading.Event()
@@ -51,3 +58,17 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def erase_messages_with_text(saver: Checkpointer, text: str, thread_id: str = "t") -> None:
+    """Erase the messages that contain a text, once the thread has stored them.
+
+    langgraph stores the checkpoint with the input of a run while the first nodes are running.
+    """
+
+    def find_ids() -> list[str]:
+        items = saver.history(thread_id, missing_ok=True)
+        return [str(item.value.id) for item in items if text in item.value.text]
+
+    wait_until(find_ids)
+    saver.erase(thread_id, find_ids())

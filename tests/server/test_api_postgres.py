@@ -14,7 +14,7 @@ import pytest
 from langgraph_sdk import get_sync_client
 
 from perdure.checkpointers import PostgresCheckpointer
-from perdure.checkpointers.crons import CronTable
+from perdure.run_tables.crons import CronTable
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
@@ -22,6 +22,7 @@ from tests import postgres_server
 from tests.server.graphs import Chats, run_chat_turns
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, build_input, build_talk_graph
+from tests.server_tables import open_table
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def test_run_of_cron_survives_loss_of_database_sessions(settings: Settings) -> N
         options: Any = {"schedule": "0 0 1 1 *", "input": build_input("one")}
         created: Any = client.crons.create_for_thread("t", "talk", **options)
         with PostgresCheckpointer.open(settings.db) as saver:
-            table = CronTable(saver)
+            table = open_table(CronTable, saver)
             cron = asyncio.run(table.get(created["cron_id"]))
             assert cron is not None
             asyncio.run(table.advance_next_time(cron, time.time() - 1))

@@ -12,7 +12,7 @@ from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncStoreClient
 
 from perdure.server import create_app
-from perdure.server.access import Access, Filter, Identity
+from perdure.server.http.access import Access, Filter, Identity
 from perdure.settings import Settings
 from tests.server.running import run_server
 
@@ -219,7 +219,7 @@ def test_store_requests_for_thread_records_of_server_are_refused(settings: Setti
         assert client.post("items/search", json={"offset": 10_000}).json() == {"items": []}
         for path in ("items/search", "namespaces"):
             far = client.post(path, json={"offset": 10_001})
-            assert (far.status_code, "is greater than 10,000" in far.text) == (422, True)
+            assert (far.status_code, "an offset of at most 10,000" in far.text) == (422, True)
 
 
 def test_writes_to_internal_namespaces_are_refused_even_for_admins(client: httpx.Client) -> None:

@@ -23,7 +23,7 @@ from langgraph_sdk.errors import (
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.server import create_app
-from perdure.server.access import Access, Filter, Identity
+from perdure.server.http.access import Access, Filter, Identity
 from perdure.settings import Settings
 from tests.contracts.puts import put
 from tests.server.graphs import Chats, asking_graph, run_asking_graph, run_chat_turns
@@ -123,7 +123,7 @@ LARGEST_METADATA = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
 @pytest.mark.parametrize(
     ("metadata", "limit"),
     [
-        (LARGE_METADATA, "expected at most 64000"),
+        (LARGE_METADATA, "at most 64000 bytes are allowed"),
         (DEEP_METADATA, "at most 8 levels"),
         ({"a": [{"b": 2**64}]}, "integer of 65 bits"),
     ],
@@ -173,7 +173,7 @@ def test_search_filter_with_too_many_nested_lists_is_refused(shared_clients: Sha
     asked: Any = {"a": [[n] for n in range(11)]}
     refused = client.post("/threads/search", json={"metadata": asked})
 
-    assert (refused.status_code, "at most 10" in refused.text) == (422, True)
+    assert (refused.status_code, "at most 10 are allowed" in refused.text) == (422, True)
     assert sdk.threads.search(metadata={"a": [[n] for n in range(10)]}) == []
     assert sdk.threads.search(metadata={"a": list(range(10_000))}) == []
 
@@ -338,7 +338,7 @@ def test_prune_is_refused_while_thread_is_locked(settings: Settings, sdk: Sdk) -
     with (
         SQLiteCheckpointer.open(settings.db) as saver,
         saver.lock("t"),
-        pytest.raises(ConflictError, match="under way"),
+        pytest.raises(ConflictError, match="still active"),
     ):
         sdk.threads.prune(["t"], strategy="keep_latest")
 
@@ -415,7 +415,7 @@ def test_state_update_is_refused_while_thread_is_locked(settings: Settings, sdk:
     with (
         SQLiteCheckpointer.open(settings.db) as saver,
         saver.lock("t"),
-        pytest.raises(ConflictError, match="under way"),
+        pytest.raises(ConflictError, match="still active"),
     ):
         sdk.threads.update_state("t", {"messages": []})
 
@@ -672,7 +672,7 @@ def test_users_reach_only_threads_that_they_own(settings: Settings) -> None:
         for each in denied:
             with pytest.raises(NotFoundError):
                 each()
-        with pytest.raises(PermissionDeniedError, match="you would not have access to"):
+        with pytest.raises(PermissionDeniedError, match="would deny you access to"):
             ann.update("of-ann", metadata={"owner": "bob"})
         assert ann.copy("of-ann")["metadata"]["owner"] == "ann"
         assert list_message_texts(ann.get("of-ann"))[0] == "secret"

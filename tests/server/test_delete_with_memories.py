@@ -10,11 +10,11 @@ import pytest
 from perdure.checkpointers import open_checkpointer
 from perdure.memory import Extraction
 from perdure.server import create_app
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
+from tests.server.http.test_keys import ANN, BOB, render_key_entry
 from tests.server.running import run_server
-from tests.server.test_keys import ANN, BOB, render_key_entry
 from tests.talks import store_conversation
 
 

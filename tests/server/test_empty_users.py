@@ -10,10 +10,13 @@ import pytest
 from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.errors import ConfigurationError
+from perdure.memory.namespace_templates import PERSONAL_LABELS
 from perdure.server import create_app
-from perdure.server.auth_file import AuthFileAccess
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.access import ADMIN_PERMISSION
+from perdure.server.http.auth_file import AuthFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import run_server
 
 BLANKS = ["", " ", "\u200b", "\u2060\u3164\ufe0f \xad", "."]
@@ -63,6 +66,62 @@ def test_requests_with_blank_user_are_refused_and_write_nothing(
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
     assert sdk.crons.search() == []
     assert sdk.runs.list("t") == []
+
+
+@pytest.mark.parametrize("label", PERSONAL_LABELS)
+@pytest.mark.parametrize("user", [None, "boss"], ids=["without keys", "admin"])
+def test_store_requests_with_blank_user_in_namespace_are_refused(
+    user: str | None, label: str, settings: Settings, tmp_path: Path
+) -> None:
+    """An empty name and a blank one are refused in the same words."""
+    file = tmp_path / "keys.toml"
+    file.write_text(render_key_entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]'))
+    access = None if user is None else KeysFileAccess(file)
+    headers = {} if user is None else {"x-api-key": user}
+    app = create_app(settings, access=access)
+    with run_server(app) as url, httpx.Client(base_url=url, headers=headers) as client:
+        for blank in (*BLANKS, "\0", "\t\n", ".."):
+            for more in ([], ["more"]):
+                namespace = [label, blank, *more]
+                item: dict[str, Any] = {"namespace": namespace, "key": "k"}
+                found = {"namespace_prefix": namespace}
+                replies = [
+                    client.put("/store/items", json={**item, "value": {}}),
+                    client.request("DELETE", "/store/items", json=item),
+                    client.get("/store/items", params=item),
+                    client.post("/store/items/search", json=found),
+                    client.post("/store/namespaces", json={"prefix": namespace}),
+                ]
+                for reply in replies:
+                    assert reply.status_code == 422, (blank, reply.text)
+                    assert reply.json()["detail"] == (
+                        f"the second label of the namespace {tuple(namespace)!a:.80} is "
+                        f"{blank!a}; expected a user name that is not blank, '.' or '..'; pass the "
+                        "name of the user to whom the items belong"
+                    )
+        assert client.post("/store/namespaces", json={}).json() == {"namespaces": []}
+
+
+def test_store_requests_accept_namespaces_with_user_names_and_other_labels(
+    client: httpx.Client,
+) -> None:
+    """Names that other requests accept and labels of other namespaces are accepted."""
+    accepted = [
+        ["memories", " ann"],
+        ["profiles", "\u00c5sa"],
+        ["memories", "*"],
+        ["instructions", "a\u200db"],
+        ["examples", "..."],
+        ["notes", " "],
+        ["memories"],
+        ["notes", "memories", "\u200b"],
+    ]
+    for namespace in accepted:
+        item = {"namespace": namespace, "key": "k", "value": {"n": 1}}
+        reply = client.put("/store/items", json=item)
+        assert reply.status_code == 204, (namespace, reply.text)
+    found = client.post("/store/namespaces", json={"prefix": ["memories", "*"]}).json()
+    assert found["namespaces"] == [["memories", " ann"], ["memories", "*"]]
 
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)

@@ -24,7 +24,8 @@ from perdure.errors import InvalidValue
 from perdure.graphs import chat_graph
 from perdure.memory import Collection, memories, remember
 from perdure.server import create_app
-from perdure.server.access import (
+from perdure.server.databases import Databases
+from perdure.server.http.access import (
     Action,
     Filter,
     Forbidden,
@@ -32,9 +33,8 @@ from perdure.server.access import (
     LocalAccess,
     Unauthenticated,
 )
-from perdure.server.call import Call
-from perdure.server.databases import Databases
-from perdure.server.logs import Audit
+from perdure.server.http.call import Call
+from perdure.server.http.logs import Audit
 from perdure.server.mcp_tools import TOOLS, read_thread, search_threads
 from perdure.server.mcp_tools import remember as remember_tool
 from perdure.settings import Settings
@@ -416,7 +416,7 @@ def test_search_threads_finds_own_thread_below_threads_of_others(filled_settings
     async def search() -> list[str]:
         databases = Databases(filled_settings)
         call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
-        await call.authorize_arguments()
+        await call.authorize_action_arguments()
         for number in range(150):
             await call.threads.create(f"of bob {number}", {"owner": "bob"})
         found = json.loads(await search_threads(call, "of", limit=1))

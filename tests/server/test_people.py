@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,20 +17,23 @@ from langchain_core.runnables import RunnableLambda
 from langgraph_sdk import get_sync_client
 
 from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
-from perdure.people import export
+from perdure.people import Part, export
+from perdure.run_tables.person_rows import PersonRows
 from perdure.server import create_app
-from perdure.server.access import ADMIN_PERMISSION
-from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.access import ADMIN_PERMISSION
+from perdure.server.http.auth_file import AuthFileAccess
+from perdure.server.http.keys import KeysFileAccess
+from perdure.server.http.logs import Audit
 from perdure.settings import Settings
-from tests.cli.commands import invoke, run
+from perdure.stores import open_store
+from tests.cli.commands import invoke, run, run_json
 from tests.people import hold_conversation, list_markers, make_marker, open_people, store_all_kinds
 from tests.server.graphs import Chats
+from tests.server.http.test_auth_file import write_auth_file
+from tests.server.http.test_keys import ANN, BOB, ROOT, render_key_entry
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_input, build_talk_graph
-from tests.server.test_auth_file import write_auth_file
-from tests.server.test_keys import ANN, BOB, ROOT, render_key_entry
 
 
 class PeopleServer(NamedTuple):
@@ -53,7 +59,9 @@ def people_server(db: Settings, tmp_path: Path) -> Iterator[PeopleServer]:
     keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob") + admin)
     keys.chmod(0o600)
     graphs: Any = Chats()
-    with run_server(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
+    audit = Audit(tmp_path / "audit.jsonl")
+    app = create_app(db, access=KeysFileAccess(keys), graphs=graphs, audit=audit)
+    with run_server(app) as url:
         yield PeopleServer(url, db)
 
 
@@ -78,6 +86,7 @@ def test_person_exports_all_of_their_own_data_and_nothing_else(
     assert reply.headers["content-type"] == "application/x-ndjson"
     assert lines[1:] == expected[1:]
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
+    assert lines[0]["templates"] == [["notes", "{user_id}"]]
     assert [each for each in (*list_markers("bob"), b"bob") if each in reply.content] == []
     assert "2 conversations (2 of ann)" in import_output
 
@@ -122,7 +131,7 @@ def test_person_erases_their_own_data_as_planned(people_server: PeopleServer) ->
     assert planned["erased"] == done["erased"]
     assert (planned["dry_run"], done["dry_run"]) == (True, False)
     assert done["scrubbed"] == (not people_server.settings.db.startswith("postgres"))
-    assert [part["what"] for part in done["kept"]] == ["namespaces"]
+    assert [part["what"] for part in done["kept"]] == ["namespaces", "API keys"]
     assert "bob" not in json.dumps([planned, done])
     assert (again.status_code, threads) == (404, [])
     assert "nobody of this name" in again.json()["detail"]
@@ -221,6 +230,102 @@ def test_erasure_plan_of_admin_lists_memories_of_others_that_are_kept(
     assert kept["memories of others"] == ["memories/bob/heard"]
 
 
+def count_entries_in_files(report: dict[str, Any]) -> dict[str, int]:
+    """Return the counts of kept data that is in files of the server."""
+    return {
+        part["what"]: part["count"]
+        for part in report["kept"]
+        if part["what"] in ("API keys", "audit records") and not part["ids"]
+    }
+
+
+def test_reports_count_api_keys_and_audit_records(
+    people_server: PeopleServer, tmp_path: Path
+) -> None:
+    """The dry run, the page and the erasure have the counts of `perdure forget`.
+
+    Records of another tenant and a record that is being written are not counted.
+    """
+    files = tmp_path / "keys.toml", tmp_path / "audit.jsonl"
+    records: list[dict[str, str]] = [
+        {"user": "ann"},
+        {"user": "desk", "acting_for": "ann"},
+        {"user": "bob"},
+        {"user": "ann", "tenant": "acme"},
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    files[1].write_text(lines + '{"user": "ann')
+    options = "--user", "ann", "--dry-run", "--db", people_server.settings.db
+    by_command = run_json("forget", *options, "--keys", str(files[0]), "--audit", str(files[1]))
+    with people_server.client(ANN) as ann, people_server.client(ROOT) as root:
+        planned = [client.get("/people/ann").json() for client in (ann, root)]
+        page = ann.get("/ui/person").text
+        done = ann.delete("/people/ann").json()
+
+    expected = {"API keys": 1, "audit records": 2}
+    for report in (by_command, *planned, done):
+        assert count_entries_in_files(report) == expected
+    assert '<td>audit records</td><td class="number">2</td>' in page
+
+
+def test_namespace_of_blank_user_does_not_prevent_erasure(people_server: PeopleServer) -> None:
+    """A program stored an item under a name that the server does not accept."""
+    with open_store(people_server.settings.db) as store:
+        store.put(("memories", " ", "ann"), "k", {"text": "figs"})
+    with people_server.client(ANN) as client:
+        done = client.delete("/people/ann")
+
+    assert done.status_code == 200
+
+
+def test_unreadable_audit_log_does_not_prevent_erasure(
+    people_server: PeopleServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report says that a file cannot be read, without the path, which the log contains."""
+    audit, open_path = tmp_path / "audit.jsonl", Path.open
+
+    def open_or_fail(path: Path, *args: Any, **options: Any) -> Any:
+        if path == audit and args == ("rb",):
+            raise OSError(5, "Input/output error")
+        return open_path(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_or_fail)
+    with people_server.client(ANN) as client:
+        done = client.delete("/people/ann").json()
+
+    unread = {"what": "files that cannot be read", "count": 1, "ids": ["keys file or audit log"]}
+    assert unread in done["kept"]
+    assert str(tmp_path) not in json.dumps(done)
+    assert str(audit) in caplog.text
+
+
+def test_event_loop_answers_while_audit_log_is_read(
+    people_server: PeopleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that reads a slow audit log does not delay another request."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read_slowly(*arguments: Any, **options: Any) -> tuple[Part, ...]:
+        reading.set()
+        assert go_on.wait(60)
+        return ()
+
+    monkeypatch.setattr("perdure.server.api_people.count_keys_and_audit_records", read_slowly)
+    with people_server.client(ANN) as client, ThreadPoolExecutor() as pool:
+        planned = pool.submit(client.get, "/people/ann")
+        assert reading.wait(60)
+        with people_server.client(BOB) as bob:
+            other_reply = bob.post("/threads/search", json={})
+        is_done = planned.done()
+        go_on.set()
+
+    assert (other_reply.status_code, is_done) == (200, False)
+    assert planned.result().status_code == 200
+
+
 def test_erasing_person_cancels_run_that_is_under_way(db: Settings, gate: Gate) -> None:
     """The run ends, stores nothing more, and its events are removed."""
     graphs = Graphs({"talk": build_talk_graph(gate)})
@@ -236,6 +341,31 @@ def test_erasing_person_cancels_run_that_is_under_way(db: Settings, gate: Gate) 
 
     assert {part["what"]: part["count"] for part in done["erased"]}["threads"] == 1
     assert (gone.status_code, again.status_code) == (404, 404)
+
+
+@pytest.mark.parametrize("webhook", [None, "https://hooks.invalid/"])
+def test_erasing_person_cancels_stateless_run_that_is_under_way(
+    db: Settings, gate: Gate, webhook: str | None
+) -> None:
+    """The end of the run deletes its thread and stores its webhook, which is never delivered."""
+    settings = replace(db, webhook_secret="secret of the webhooks")
+    graphs = Graphs({"talk": build_talk_graph(gate)})
+    app = create_app(settings, graphs=graphs, webhook_hosts=["hooks.invalid"])
+    with run_server(app) as url, get_sync_client(url=url) as sdk:
+        text = build_input(make_marker("ann", "question"))
+        run = sdk.runs.create(None, "talk", input=text, webhook=webhook)
+        assert gate.reached.wait(60)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            done = client.delete("/people/ann")
+            gate.open.set()
+            again = client.get("/people/ann")
+    with open_people(db.db) as both:
+        webhooks = PersonRows(both.saver, "ann").list_webhook_run_ids()
+
+    erased = {part["what"]: part["ids"] for part in done.json()["erased"]}
+    assert erased.get("threads") == [run["thread_id"]]
+    assert erased.get("webhooks", []) == ([run["run_id"]] if webhook else [])
+    assert (webhooks, again.status_code) == ([], 404)
 
 
 def test_person_page_shows_data_and_erases_after_name_is_typed(people_server: PeopleServer) -> None:

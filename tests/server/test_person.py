@@ -24,18 +24,18 @@ from perdure.checkpointers import open_checkpointer
 from perdure.graphs import chat_graph
 from perdure.memory import Collection, remember_turns, use_memories
 from perdure.server import create_app
-from perdure.server.access import ADMIN_PERMISSION, Access
-from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.access import ADMIN_PERMISSION, Access
+from perdure.server.http.auth_file import AuthFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
+from tests.server.http.test_auth_file import write_auth_file
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import run_server, wait_until
+from tests.server.runs.test_crons import make_due
 from tests.server.talking import build_input
-from tests.server.test_auth_file import write_auth_file
-from tests.server.test_crons import make_due
-from tests.server.test_keys import render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 TEAM_AUTH_FILE = """
@@ -509,40 +509,52 @@ def run_cron_on_thread(
     return thread_id, before
 
 
-@pytest.mark.parametrize("sent", ["answer", "respond command", "message"])
+@pytest.mark.parametrize(
+    "sent", ["answer", "respond command", "message", "cron", "answer of admin"]
+)
 def test_run_keeps_its_person_when_another_server_takes_over(
     db: Settings, tmp_path: Path, model: Model, sent: str
 ) -> None:
-    """A colleague sent the answer or the message with which the run started."""
-    sends_message = sent == "message"
-    access, held = AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), threading.Event()
+    """A colleague or an admin sent the answer or the message with which the run started."""
+    sends_message, is_of_admin = sent in ("message", "cron"), sent == "answer of admin"
+    person, other = ("dora", "boss") if is_of_admin else ("mia", "tom")
+    access: Access = (
+        keys(tmp_path) if is_of_admin else AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE))
+    )
+    held = threading.Event()
     with ExitStack() as stack:
         first = stack.enter_context(serve_desk(db, access, model))
-        thread_id = start_thread_awaiting_approval(first, "mia")
+        thread_id = start_thread_awaiting_approval(first, person)
         if sends_message:
-            answer_by_sdk(first, "mia", thread_id)
-        known, before = first.memories("mia"), len(model.requests)
+            answer_by_sdk(first, person, thread_id)
+        known, before = first.memories(person), len(model.requests)
         model.hold(held)
-        client = first.client("tom")
+        client = first.client(other)
         what: Any = {"input": FOLLOW_UP} if sends_message else {"command": YES_COMMAND}
         if sent == "respond command":
-            send_respond_command(first, "tom", thread_id)
-            run = client.runs.list(thread_id)[0]
+            send_respond_command(first, other, thread_id)
+        elif sent == "cron":
+            cron: Any = client.crons.create_for_thread(
+                thread_id, "desk", schedule="0 0 1 1 *", **what
+            )
+            make_due(db, cron["cron_id"])
         else:
-            run = client.runs.create(thread_id, "desk", **what)
+            client.runs.create(thread_id, "desk", **what)
         wait_until(lambda: len(model.requests) > before)
+        run = client.runs.list(thread_id)[0]
     held.set()
     app = create_app(db, graphs=Graphs({"desk": build_agent(model)}), access=access)
     with run_server(app) as url:
         second = Desk(url, db, model)
         with second.clients:
-            second.client("mia").runs.join(thread_id, run["run_id"])
+            second.client(person).runs.join(thread_id, run["run_id"])
 
             shown, head = second.prompts(before), second.head(thread_id)
-            assert ("Magpie" in shown, "Toad" in shown) == (not sends_message, False)
-            assert (head["user_id"], head["perdure_caller"]) == ("mia", "tom")
-            assert second.memories("tom") == [SECRETS["tom"]]
-            later = second.memories("mia")
+            own, others = SECRETS[person].split()[-1], SECRETS[other].split()[-1]
+            assert (own in shown, others in shown) == (not sends_message, False)
+            assert (head["user_id"], head["perdure_caller"]) == (person, other)
+            assert second.memories(other) == [SECRETS[other]]
+            later = second.memories(person)
             assert later == known if sends_message else "user: Please refund my canoe." in later
 
 
@@ -696,11 +708,16 @@ def test_messages_that_colleague_adds_to_state_are_not_stored_as_memories(team: 
     assert "perdure_caller" not in team.head(thread_id)
 
 
-@pytest.mark.parametrize(("author", "other"), [("mia", "tom"), ("tom", "mia")])
+@pytest.mark.parametrize(
+    ("author", "other"), [("mia", "tom"), ("tom", "mia"), ("tom", "sam"), ("mia", "sam")]
+)
 def test_message_that_is_sent_again_belongs_to_its_author(
     settings: Settings, tmp_path: Path, model: Model, author: str, other: str
 ) -> None:
-    """A message whose graph could not be built is not stored; another user sends it again."""
+    """A message whose graph could not be built is not stored; another user sends it again.
+
+    Sam may act for others, but Tom may not.
+    """
     broken = threading.Event()
 
     def make() -> Any:
@@ -709,7 +726,7 @@ def test_message_that_is_sent_again_belongs_to_its_author(
         return build_agent(model)
 
     with serve_desk(
-        settings, AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), model, make
+        settings, AuthFileAccess(write_auth_file(tmp_path, ACTING_TEAM_AUTH_FILE)), model, make
     ) as team:
         thread_id = start_thread_awaiting_approval(team, "mia")
         answer_by_sdk(team, "mia", thread_id)
@@ -751,3 +768,15 @@ def test_mcp_tools_read_only_threads_of_the_person(team: Desk) -> None:
         assert "there is no thread" in call_mcp_tool(
             team, user, "read_thread", thread_id=threads[other]
         )
+
+
+def test_mcp_tools_of_admin_read_only_threads_of_the_person_acted_for(desk: Desk) -> None:
+    """An admin has own threads, and reaches those of a person only on behalf of this person."""
+    threads = {user: start_thread_awaiting_approval(desk, user) for user in ("dora", "boss")}
+    answer_by_sdk(desk, "boss", threads["dora"])
+
+    for person, user in (("", "boss"), ("dora", "dora")):
+        found = json.loads(call_mcp_tool(desk, "boss", "search_threads", person, text="canoe"))
+        assert {each["thread_id"] for each in found["threads"]} == {threads[user]}
+        found = call_mcp_tool(desk, "boss", "recall", person, query="Where does the refund go?")
+        assert ("Heron" in found, "Walrus" in found) == (user == "dora", user == "boss")

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.access import ACT_PERMISSION, ADMIN_PERMISSION
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
+from tests.server.http.test_acting import open_client_acting_for
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import wait_until
 from tests.server.talking import build_input
-from tests.server.test_acting import open_client_acting_for
-from tests.server.test_keys import render_key_entry
 from tests.server.test_person import (
     Desk,
     Model,

@@ -19,17 +19,18 @@ from langgraph_sdk.errors import ConflictError
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.errors import ConfigurationError, CorruptRecord
+from perdure.run_tables.component import load_server_sql
+from perdure.run_tables.records import LiveRun, RunRow
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
-from perdure.server.run import Run
-from perdure.server.run_request import RunRequest
+from perdure.server.runs.run import Run
+from perdure.server.runs.run_request import RunRequest
 from perdure.settings import Settings
 from perdure.storage.flow import Statement, fetch_rows
 from tests.server.running import run_server, wait_until
+from tests.server.runs.test_runs import read_message_texts
 from tests.server.talking import Gate, State, build_input, build_talk_graph
-from tests.server.test_runs import read_message_texts
 
 
 def build_asking_graph(gate: Gate) -> StateGraph[State]:
@@ -74,7 +75,7 @@ def test_run_is_visible_on_both_servers(two_clients: list[SyncLangGraphClient], 
     first = here.runs.create("t", "talk", input=build_input("one"))
     second = there.runs.create("t", "talk", input=build_input("two"))
     assert gate.reached.wait(60)
-    with pytest.raises(ConflictError, match=f"run '{second['run_id']}' is under way"):
+    with pytest.raises(ConflictError, match=f"run '{second['run_id']}' is still active"):
         there.runs.create("t", "talk", input=build_input("no"), multitask_strategy="reject")
     current_statuses = (
         [client.threads.get("t")["status"] for client in two_clients],
@@ -185,7 +186,7 @@ def test_run_with_on_disconnect_cancel_survives_stop_of_server(
                 )
                 for kind in kinds
             ]
-            while len(app.state.runs._under_way) < len(kinds):  # noqa: ASYNC110
+            while len(app.state.runs.server.players_by_run) < len(kinds):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await app.state.runs.stop_runs_after_grace_period(0)
             replies.extend(await asyncio.gather(*asked))
@@ -210,7 +211,9 @@ def test_rollback_is_carried_out_after_restart(settings: Settings, gate: Gate) -
         run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
-        execute_statement(saver, saver._sql("cancel_runs", "t", run, 0, "rollback", 0.0))
+        execute_statement(
+            saver, load_server_sql(saver.database)("cancel_runs", "t", run, 0, "rollback", 0.0)
+        )
         assert saver.history("t") != []
     gate.open.set()
     with serve_graphs(settings, gate) as client:
@@ -364,7 +367,7 @@ def test_stopping_server_refuses_new_runs(settings: Settings, gate: Gate) -> Non
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
     with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "t"})
-        app.state.runs._is_draining = True
+        app.state.runs.server.is_draining = True
         reply = client.post(
             "/threads/t/runs", json={"assistant_id": "talk", "input": build_input("a")}
         )

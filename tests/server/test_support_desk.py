@@ -40,19 +40,19 @@ from perdure.memory import (
     use_memories,
 )
 from perdure.memory.run_config import read_run_user
-from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION
 from perdure.server.api_people import build_report_json
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.access import ACT_PERMISSION, ADMIN_PERMISSION
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.contracts.erased import read_raw_bytes as read_database
 from tests.openai_server import Answer, OpenAIServer
 from tests.people import People
+from tests.server.http.test_acting import open_client_acting_for
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import wait_until
+from tests.server.runs.test_crons import make_due
 from tests.server.talking import build_input
-from tests.server.test_acting import open_client_acting_for
-from tests.server.test_crons import make_due
-from tests.server.test_keys import render_key_entry
 from tests.server.test_person import Desk, Model, serve_desk
 from tests.server.test_person_attack import read_everything_shown
 

@@ -18,19 +18,19 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.memory import Collection, manage_memory, search_memory, use_memories
 from perdure.server import create_app
-from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION, Access
-from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
-from perdure.server.person import Person, Sender
+from perdure.server.http.access import ACT_PERMISSION, ADMIN_PERMISSION, Access
+from perdure.server.http.auth_file import AuthFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.server.teams import RunTeams
+from perdure.server.thread_person import Person, Sender
 from perdure.settings import Settings
 from perdure.stores import open_store
+from tests.server.http.test_auth_file import write_auth_file
+from tests.server.http.test_keys import render_key_entry
 from tests.server.running import run_server, wait_until
+from tests.server.runs.test_crons import make_due
 from tests.server.talking import build_input
-from tests.server.test_auth_file import write_auth_file
-from tests.server.test_crons import make_due
-from tests.server.test_keys import render_key_entry
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
 
 USER_AND_TEAM: Any = [("memories", "{user_id}"), ("teams", "{team}")]
@@ -638,7 +638,7 @@ def test_answer_by_colleague_uses_teams_that_both_belong_to(tmp_path: Path) -> N
 
 def test_config_chooses_team_without_authentication(tmp_path: Path) -> None:
     """A local server has no identities that list teams."""
-    from perdure.server.access import LocalAccess
+    from perdure.server.http.access import LocalAccess
 
     for office in serve_office(LocalAccess("ann"), str(tmp_path / "memory.db")):
         named: Any = {"config": {"configurable": {"team": "blue"}}}

@@ -21,9 +21,9 @@ from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.graphs import chat_graph
 from perdure.server import create_app
-from perdure.server.access import set_required_action
-from perdure.server.call import CurrentCall
 from perdure.server.databases import Databases
+from perdure.server.http.access import set_required_action
+from perdure.server.http.call import CurrentCall
 from perdure.server.telemetry import Telemetry, _build_tracer
 from perdure.settings import Settings
 from tests.server.running import run_server
@@ -48,7 +48,7 @@ def build_app(settings: Settings, telemetry: Telemetry) -> Any:
     @app.post("/turn/{thread_id}")
     @set_required_action("threads:create_run")
     async def turn(call: CurrentCall, thread_id: str) -> None:
-        await call.authorize_arguments({"thread_id": thread_id})
+        await call.authorize_action_arguments({"thread_id": thread_id})
         model = FakeListChatModel(responses=[f"{CANARY} answer"])
         graph: Any = chat_graph(model, checkpointer=call.saver, store=call.store)
         config = {"configurable": {"thread_id": thread_id, "user_id": "ann"}}

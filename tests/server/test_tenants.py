@@ -20,13 +20,13 @@ from perdure.errors import StorageUnavailable
 from perdure.server import create_app
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
+from perdure.server.http.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests import postgres_server
+from tests.server.http.test_keys import render_key_entry
 from tests.server.probe import add_probe_routes
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_input, build_talk_graph
-from tests.server.test_keys import render_key_entry
 from tests.talks import store_conversation
 
 pytestmark = pytest.mark.postgres

@@ -13,8 +13,9 @@ from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import APIStatusError
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.server import api_threads, create_app, run_queue
+from perdure.server import api_threads, create_app
 from perdure.server.graphs import Graphs
+from perdure.server.runs import run_queue
 from perdure.settings import Settings
 from tests.server.running import run_server
 from tests.server.talking import Gate, State, build_input, build_talk_graph
@@ -194,9 +195,9 @@ def test_search_by_values_is_refused_beyond_thread_limit(
 ) -> None:
     monkeypatch.setattr(api_threads, "MAX_THREADS_READ", 2)
 
-    with expect_refusal("a search by 'values' examines at most 2 threads, but more"):
+    with expect_refusal("a search by 'values' can scan at most 2 threads"):
         sdk_with_threads.threads.search(values={"heard": ["cats"]})
-    with expect_refusal("a search by 'values' examines at most 2 threads, but more"):
+    with expect_refusal("a search by 'values' can scan at most 2 threads"):
         sdk_with_threads.threads.count(values={"heard": ["cats"]})
     assert thread_ids(
         sdk_with_threads.threads.search(values={"heard": ["apples"]}, ids=["a", "b"])

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure.server import create_app, run_queue, thread_stream
+from perdure.server import create_app, thread_stream
 from perdure.server.graphs import Graphs
-from perdure.server.run_log import OWN_PAGES_BYTES
+from perdure.server.runs import run_queue
+from perdure.server.runs.event_log import OWN_PAGES_BYTES
 from perdure.settings import Settings
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_failing_graph, build_input, build_talk_graph

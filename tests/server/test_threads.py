@@ -17,15 +17,16 @@ from langgraph.types import Interrupt
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import RunTable
-from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
-from perdure.server.access import Filter, Forbidden, build_json_containment_predicate
+from perdure.run_tables.records import LiveRun, RunRow
+from perdure.run_tables.runs import RunTable
+from perdure.run_tables.thread_list import ThreadQuery
+from perdure.server.http.access import Filter, Forbidden, build_json_containment_predicate
 from perdure.server.threads import Threads
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
 from tests.server.graphs import run_asking_graph, run_chat_turns
+from tests.server_tables import open_table
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
 
@@ -48,7 +49,10 @@ def run_with_threads(settings: Settings, use: Use, filter: Filter | None = None)
 
 async def accept_run(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveRun]:
     """Accept a run without an owner on a thread, and return the table and the run."""
-    live, table = LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None), RunTable(saver)
+    live, table = (
+        LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None),
+        open_table(RunTable, saver),
+    )
     row = RunRow(live, 0.0, 0.0, {}, request={})
     made, _ = await table.accept_run_and_list_live_run_ids(
         row, reject_if_busy=True, cancel_action=None
@@ -288,7 +292,7 @@ def test_search_continues_if_thread_is_deleted_meanwhile(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All pages of a search are read from one snapshot."""
-    monkeypatch.setattr("perdure.checkpointers.thread_list._PAGE", 2)
+    monkeypatch.setattr("perdure.run_tables.thread_list._PAGE", 2)
     for number in range(6):
         run_chat_turns(settings, f"t{number}", "hi", n=number)
 
@@ -331,9 +335,9 @@ def test_filter_hides_and_protects_threads_that_do_not_match(settings: Settings)
             await threads.get_or_create_row("x", {"owner": "ann"})
         with pytest.raises(VersionConflict):
             await threads.create("x", {"owner": "ann"})
-        with pytest.raises(Forbidden, match="you would not have access to"):
+        with pytest.raises(Forbidden, match="would deny you access to"):
             await threads.create("y", {"owner": "eve"})
-        with pytest.raises(Forbidden, match="you would not have access to"):
+        with pytest.raises(Forbidden, match="would deny you access to"):
             await threads.update("of-ann", {"owner": "eve"})
 
     run_with_threads(settings, use, {"owner": "ann"})
@@ -494,7 +498,7 @@ def test_thread_is_not_deleted_while_its_lock_is_held(
 
         other = asyncio.create_task(hold(), context=Context())
         await held.wait()
-        with pytest.raises(AlreadyLocked, match="under way"):
+        with pytest.raises(AlreadyLocked, match="still active"):
             await threads.delete("t")
         over.set()
         await other

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.server.examples import ASSISTANT, BODIES, CRON, FORMS, KEPT, OWN, RUN, THREAD
-from tests.server.test_access import (
+from tests.server.http.test_access import (
     PROTECTED_ROUTES,
     Route,
     SeededServers,
@@ -20,7 +20,7 @@ from tests.server.test_access import (
     send_example,
     servers,  # noqa: F401 - a fixture
 )
-from tests.server.test_keys import BOB
+from tests.server.http.test_keys import BOB
 
 IDS = ("thread_id", "id", "thread", "assistant_id", "run_id", "cron_id")
 CREATES = {"POST /threads/{thread_id}/runs/stream", "POST /threads/{thread_id}/commands"}

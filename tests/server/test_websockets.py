@@ -18,15 +18,16 @@ from langgraph_sdk import get_client, get_sync_client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from perdure.server import api_store, create_app, event_streams, run_log
-from perdure.server import keys as keys_module
+from perdure.server import api_store, create_app, event_streams
 from perdure.server.graphs import Graphs
-from perdure.server.keys import KeysFileAccess
-from perdure.server.limits import Limits
+from perdure.server.http import keys as keys_module
+from perdure.server.http.keys import KeysFileAccess
+from perdure.server.http.limits import Limits
+from perdure.server.runs import event_log
 from perdure.settings import Settings
+from tests.server.http.test_keys import ANN, BOB, render_key_entry
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, build_asking_graph, build_input, build_talk_graph
-from tests.server.test_keys import ANN, BOB, render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 ALL_CHANNELS = ["values", "updates", "messages", "lifecycle", "input", "checkpoints", "custom"]
@@ -320,7 +321,7 @@ def test_revoked_key_ends_connection(
     url: str, keys_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_module, "_RELOAD_INTERVAL_S", -1.0)
-    monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
+    monkeypatch.setattr(event_log, "ACCESS_CHECK_S", 0.05)
     with connect_to_thread(url) as reads, connect_to_thread(url) as commands:
         reads.send(build_subscribe_command())
         receive_json(reads)
@@ -383,13 +384,13 @@ def test_connection_ends_when_its_thread_is_deleted(url: str, ann: httpx.Client)
 def test_connection_of_client_that_does_not_read_is_closed(
     url: str, app: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(event_log, "SEND_TIMEOUT_S", 0.2)
     with connect_to_thread(url, max_queue=1, compression=None, close_timeout=0.1) as sock:
         sock.send(build_subscribe_command("custom"))
         receive_json(sock)
         under_way = app.state.clients._open_requests
         assert sum(under_way.values()) == 1
-        feed = app.state.runs.get_or_create_event_log(None, "t", 1)
+        feed = app.state.runs.server.get_or_create_event_log(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}
         # until all buffers between are full
         wait_until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))
@@ -415,5 +416,5 @@ def test_app_with_websocket_route_without_action_is_refused(
     async def anybody(websocket: WebSocket) -> None: ...
 
     monkeypatch.setattr(api_store, "routes", routes)
-    with pytest.raises(TypeError, match="/anybody declares no action"):
+    with pytest.raises(TypeError, match="/anybody declares no required action"):
         create_app(settings)

@@ -21,7 +21,7 @@ from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.memory import search_threads
-from perdure.memory.background import resolve_queue_location_and_schema
+from perdure.memory.long_term.background import resolve_queue_location_and_schema
 from perdure.stores import open_store
 from tests import postgres_server
 from tests.durability.test_postgres import build_graph
@@ -334,9 +334,9 @@ def test_close_does_not_wait_for_a_hanging_dsn_function(
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (return_dsn_async, "is asynchronous"),
+        (return_dsn_async, "is an async function"),
         (lambda one: one, "needs arguments"),
-        (functools.partial(return_dsn_async), "is asynchronous"),
+        (functools.partial(return_dsn_async), "is an async function"),
         (5, "of type int"),
         (SECRET_DSN.encode(), "of type bytes"),
         ([SECRET_DSN], "of type list"),

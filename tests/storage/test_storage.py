@@ -30,7 +30,7 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
-from perdure.storage.threads import ThreadPool
+from perdure.storage.thread_pools import ThreadPool
 from perdure.stores import SQLiteStore
 from tests.rounds import rounds
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.storage.switching import use_short_switch_interval
+from perdure.storage.switch_interval import use_short_switch_interval
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers import postgres as threads
-from perdure.cli.table_copy import DatabaseCopy, StoreTables, ThreadTables
+from perdure.checkpointers import postgres as thread_reader
+from perdure.cli.copied_store_tables import StoreTables
+from perdure.cli.copied_thread_tables import build_thread_table_pair
+from perdure.cli.database_copy import DatabaseCopy
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
-from perdure.memory.background import JobQueue
-from perdure.memory.extraction import ExtractionJob
+from perdure.memory.long_term.background import JobQueue
+from perdure.memory.long_term.extraction import ExtractionJob
+from perdure.run_tables.component import create_server_tables
 from perdure.storage.postgres_requests import convert_placeholders_to_postgres
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
@@ -43,7 +46,9 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
     owner = postgres_server.dsn_of_role("an_owner")
     get_user_dsn()
     for component in (PostgresCheckpointer, PostgresStore):
-        component.open(owner, schema=name, tenant="whoever").close()
+        with component.open(owner, schema=name, tenant="whoever") as opened:
+            if isinstance(opened, PostgresCheckpointer):
+                create_server_tables(opened)
     with psycopg.connect(owner) as conn:
         conn.execute(f"GRANT USAGE ON SCHEMA {name} TO a_user")
         for rights, objects in (
@@ -249,9 +254,9 @@ def test_role_or_schema_without_row_level_security_is_refused(schema: str, tmp_p
     PostgresStore.open(owner, schema=schema_without_tenants).close()
     with pytest.raises(ConfigurationError, match="bypasses row-level security"):
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
-    with pytest.raises(ConfigurationError, match="created without tenants"):
+    with pytest.raises(ConfigurationError, match="was not set up for tenants"):
         PostgresCheckpointer.open(owner, schema=schema_without_tenants, tenant="acme")
-    with pytest.raises(ConfigurationError, match="created with tenants; pass a tenant name"):
+    with pytest.raises(ConfigurationError, match="set up for multiple tenants; pass a tenant name"):
         PostgresStore.open(owner, schema=schema)
     with pytest.raises(ConfigurationError, match="expected None or a non-empty string"):
         PostgresStore(owner, tenant="")
@@ -307,7 +312,7 @@ def test_statement_uses_its_index_despite_row_level_security(
 ) -> None:
     """Postgres applies the policy first. The index condition must contain more than the tenant."""
     text = convert_placeholders_to_postgres(
-        {**threads._SQL[True], **items._SQL[True]}[name]
+        {**thread_reader._SQL[True], **items._SQL[True]}[name]
     ).decode()
     count = max(int(number) for number in re.findall(r"\$(\d+)", text))
     with psycopg.connect(get_user_dsn(), prepare_threshold=None) as conn:
@@ -348,10 +353,7 @@ def test_rights_on_rows_suffice_for_a_copy_and_the_queue(schema: str, tmp_path: 
         open_tenant(schema, "copied") as (new_saver, new_store),
     ):
         store.put(NAMESPACE, "k", {"text": "tea"})
-        thread_tables = (
-            ThreadTables.from_checkpointer(saver),
-            ThreadTables.from_checkpointer(new_saver),
-        )
+        thread_tables = build_thread_table_pair(saver, new_saver)
         DatabaseCopy(
             [thread_tables, (StoreTables.from_store(store), StoreTables.from_store(new_store))]
         ).run()

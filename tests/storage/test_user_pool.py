@@ -21,7 +21,7 @@ from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.memory import search_threads
-from perdure.memory.background import resolve_queue_location_and_schema
+from perdure.memory.long_term.background import resolve_queue_location_and_schema
 from perdure.settings import Rules
 from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.postgres_connection import SERVER_RUN_SQL
@@ -502,7 +502,9 @@ def test_lock_requires_direct_if_the_pool_parameters_are_unusable(options: dict[
 
 
 def test_async_pool_and_plain_connection_are_refused(pool: WatchedPool) -> None:
-    with pytest.raises(ConfigurationError, match="AsyncConnectionPool, whose connections"):
+    with pytest.raises(
+        ConfigurationError, match="AsyncConnectionPool, which is tied to one event loop"
+    ):
         PostgresStore(AsyncConnectionPool("", open=False))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="'direct' is a connection pool"):
         PostgresCheckpointer(pool, direct=pool)  # type: ignore[arg-type]

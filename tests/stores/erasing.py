@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from perdure.stores import Provenance, SQLiteStore
-from perdure.stores.text import tokenize
+from perdure.stores.search.text import tokenize
 from tests.store_backends import BACKENDS, Clock
 
 ALICE, DEEP, BOB, NEAR = ("u", "alice"), ("u", "alice", "deep"), ("u", "bob"), ("u", "alicex")

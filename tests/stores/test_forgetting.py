@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, InvalidFilter, InvalidNamespace
 from perdure.stores import SQLiteStore
-from perdure.stores.parts import _parse_json_filter
+from perdure.stores.store_parts import _parse_json_filter
 from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, Clock, list_item_keys
 from tests.stores.erasing import (
     ALICE,

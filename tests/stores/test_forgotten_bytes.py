@@ -18,8 +18,9 @@ from langgraph.store.base import PutOp
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import fetch_rows
-from perdure.stores import Provenance, SQLiteStore, indexes
-from perdure.stores.vectors import encode_vectors
+from perdure.stores import Provenance, SQLiteStore
+from perdure.stores.search import index_cache
+from perdure.stores.search.vectors import encode_vectors
 from tests.backends import KEY
 from tests.contracts.puts import put, read_history_texts
 from tests.store_backends import Clock, list_item_keys, make_options
@@ -42,7 +43,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def eager_index_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Save the index of a namespace whenever a search has read something new."""
-    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
+    monkeypatch.setattr(index_cache, "_should_save_index_again", lambda unsaved, items: unsaved > 0)
 
 
 @pytest.mark.usefixtures("eager_index_saving")

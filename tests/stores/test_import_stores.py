@@ -224,7 +224,7 @@ def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQ
         (5, ConfigurationError, "cannot import from 5; expected a path, a DSN or a store"),
         (None, ConfigurationError, "cannot import from None"),
         (tmp_path / "text.db", NotADatabase, "not an SQLite database"),
-        (tmp_path / "other.db", NotADatabase, "no table of langgraph's"),
+        (tmp_path / "other.db", NotADatabase, "not contain the table of langgraph's"),
     ]
     for source, expected_error, expected_message in wrong:
         with pytest.raises(expected_error, match=expected_message):
@@ -237,7 +237,7 @@ def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQ
     assert TransferReport(1, 0, 1, 1) == file_store.import_from(
         tmp_path / "bad.db", on_unsuitable="skip"
     )
-    with pytest.raises(NotADatabase, match="is a perdure file; export its items to JSON Lines"):
+    with pytest.raises(NotADatabase, match="is a perdure database; export its items to JSON Lines"):
         file_store.import_from(file_store.database.path)
     assert not (tmp_path / "none.db").exists()
 

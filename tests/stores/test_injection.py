@@ -75,7 +75,7 @@ def test_hostile_query_finds_nothing(store_with_secret: SQLiteStore) -> None:
             assert list_item_keys(store_with_secret.search(PLAIN, query=text, mode="text")) == [
                 "secret"
             ]
-            with pytest.raises(ConfigurationError, match="needs a query"):
+            with pytest.raises(ConfigurationError, match="requires a query"):
                 store_with_secret.why_not(PLAIN, "secret", query=text)
 
 

@@ -192,6 +192,19 @@ def test_ttl_configuration_sets_default_ttl_and_refresh(
     assert third == {"none"}
 
 
+def test_change_of_ttl_config_affects_later_puts(tmp_path: Path, clock: Clock) -> None:
+    ttl: Any = {"default_ttl": 1}
+    with BACKENDS["file"](tmp_path, clock=clock, ttl=ttl) as store:
+        store.put(A, "before", {})
+        assert store.ttl_config is not None
+        store.ttl_config["default_ttl"] = None
+        store.put(A, "after", {})
+        clock.forward(MINUTE * 2)
+        keys = list_item_keys(store.search(A))
+
+    assert keys == ["after"]
+
+
 def test_new_put_replaces_ttl_of_item(store: SQLiteStore, clock: Clock) -> None:
     """A put without a TTL removes it, and a put with a TTL sets it."""
     store.put(A, "stays", {}, ttl=1)

@@ -112,17 +112,26 @@ def test_import_stops_at_bad_line_and_keeps_earlier_lines(
 @pytest.mark.parametrize(
     ("bad", "expected_message"),
     [
-        (make_line(provenence={}), "unknown field 'provenence'; did you mean 'provenance'?"),
-        (make_line(expires="x"), "unknown field 'expires'; did you mean 'expires_at'?"),
-        (make_line(tags=["x"]), "unknown field 'tags'; expected one of namespace, key, value, "),
+        (
+            make_line(provenence={}),
+            "the line has the unknown field 'provenence'; did you mean 'provenance'?",
+        ),
+        (
+            make_line(expires="x"),
+            "the line has the unknown field 'expires'; did you mean 'expires_at'?",
+        ),
+        (
+            make_line(tags=["x"]),
+            "the line has the unknown field 'tags'; expected one of namespace, key, value, ",
+        ),
         (
             make_line(provenance={"thread": "t"}),
-            "unknown field 'thread' in the provenance; did you mean 'thread_id'?",
+            "the provenance has the unknown field 'thread'; did you mean 'thread_id'?",
         ),
         (make_line(key=7), "the key is 7; expected a JSON string"),
         (
             make_line_without("value"),
-            "the line has no field 'value'; add the field, with a JSON object",
+            "the line has no field 'value'; add the field with a JSON object",
         ),
     ],
 )

@@ -1,7 +1,8 @@
 """The command line of perdure.
 
 Each module that is imported below contains one command, one command group, or a few related
-commands. The other modules of the package contain functions that the commands share.
+commands. The other modules of the package `perdure.cli`, such as `output`, define no commands. They
+contain helper functions that the commands call.
 """
 
 from perdure.cli import (  # noqa: F401 - importing a module adds its commands

@@ -1,7 +1,8 @@
 """Define the command-line application and the code that its commands share.
 
-The shared code includes the common options and arguments, the class that opens the database, the
-lookup of ids by prefix, and the functions that print errors and return exit codes.
+The code that the commands share includes common options and arguments, the class that opens the
+database, functions that find an id by its prefix, and functions that print errors and return exit
+codes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import typer
 import typer.core
@@ -23,19 +24,27 @@ import typer.core
 from perdure.cli.output import (
     escape_control_characters,
     get_console,
+    join_first,
     print_json_or_sentence,
     print_note,
     print_whether_deleted_bytes_remain,
 )
-from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
+from perdure.errors import (
+    ConfigurationError,
+    InvalidNamespace,
+    MissingDependency,
+    PerdureError,
+    StorageUnavailable,
+)
+from perdure.settings import check_user
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from perdure.checkpointers import ThreadHead
     from perdure.checkpointers.checkpointer import Checkpointer
-    from perdure.memory.extraction import Extraction
-    from perdure.memory.extractors import Extractor
+    from perdure.memory.long_term.extraction import Extraction
+    from perdure.memory.long_term.extractors import Extractor
     from perdure.settings import Settings
     from perdure.stores import Receipt
     from perdure.stores.whole_store import WholeStore
@@ -53,8 +62,10 @@ class Command(typer.core.TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words that follow the command's name in the usage line."""
-        arguments = (p.metavar or "" for p in self.params if p.param_type_name == "argument")
-        return ["[OPTIONS]", *arguments]
+        return [
+            "[OPTIONS]",
+            *(p.metavar or "" for p in self.params if p.param_type_name == "argument"),
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help sections that list the arguments and the options."""
@@ -126,11 +137,12 @@ def _(
 def main() -> None:
     """Run the command given in `sys.argv`, and exit with its exit code.
 
-    Exit code 0 means success. Exit code 1 means that nothing matched, a check failed or the user
-    declined, or that an unexpected error occurred, whose traceback is printed to stderr. Exit code
-    2 means any other error, which is printed to stderr on one line. If the command line is invalid,
-    the usage of the command is printed before this line. Exit code 130 means that the command was
-    interrupted with Ctrl-C. If the reader of stdout closes the pipe, the exit code is 0.
+    Exit code 0 means success. Exit code 1 means that nothing matched, that a check failed, that the
+    user declined, or that an unexpected error occurred, in which case the traceback is printed to
+    stderr. Exit code 2 means any other error, which is printed to stderr on one line. If the
+    command line is invalid, the command's usage is printed before the error. Exit code 130 means
+    that the command was interrupted with Ctrl-C. If the reader of stdout closes the pipe, the exit
+    code is 0.
     """
     try:
         if sys.stdout is None:
@@ -143,15 +155,17 @@ def main() -> None:
         code = 0
     except OSError as exc:
         code = _report_error(str(exc))
-        # Writing to stdout may have failed, so prevent Python from flushing it again at exit.
+        # The error may have occurred while writing to stdout. Prevent Python from flushing stdout
+        # again at exit, because this would fail too.
         sys.stdout = None
     except PerdureError as exc:
         code = _report_error(str(exc))
+    except typer.Abort:
+        code = _report_error("aborted", 1)
     except Exception as exc:
-        if isinstance(exc, typer.Abort):
-            code = _report_error("aborted", 1)
-        # Typer does not export the exception class for usage errors.
-        elif hasattr(exc, "format_message"):
+        # Recognise a usage error by its method `format_message`, because Typer does not export the
+        # exception class for usage errors.
+        if hasattr(exc, "format_message"):
             code = _print_usage_error_and_get_exit_code(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
@@ -164,6 +178,11 @@ def _report_error(text: str, code: int = 2) -> int:
     """Print an error to stderr, and return the exit code."""
     print_note(f"perdure: {text}")
     return code
+
+
+def exit_with_error(text: str) -> NoReturn:
+    """Print an error to stderr, and exit with code 1."""
+    raise typer.Exit(_report_error(text, 1))
 
 
 def _print_usage_error_and_get_exit_code(exc: Any) -> int:
@@ -195,7 +214,9 @@ UserOption = Annotated[
 ]
 GraphsOption = Annotated[
     str | None,
-    typer.Option("--graphs", metavar="FILE", help="The langgraph.json that configures the store."),
+    typer.Option(
+        "--graphs", metavar="FILE", help="The langgraph.json file that configures the store."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 LimitOption = Annotated[
@@ -206,7 +227,7 @@ OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="Whether thread owners are people or organisations.",
+        help="Specify whether thread owners are people or organisations.",
     ),
 ]
 DryRunOption = Annotated[
@@ -226,6 +247,27 @@ def check_query_option_not_blank(query: str | None) -> None:
         raise ConfigurationError(
             "--query is empty; pass the words to search for, or remove --query"
         )
+
+
+def check_user_filter(user: str | None, noun: str) -> None:
+    """Raise ConfigurationError if the option `--user` of a list command has an invalid name.
+
+    Args:
+        user: The name, or None if the option was not passed.
+        noun: What the command lists, such as "threads", for the error.
+    """
+    if user is not None:
+        check_user("--user", user, f"remove --user to list the {noun} of all users")
+
+
+def print_note_if_has_more_and_exit_if_no_match(
+    has_more: bool, limit: int, noun: str, *, no_match: bool
+) -> None:
+    """Print a note if `has_more` is True. Exit with code 1 if `no_match` is True."""
+    if has_more:
+        print_note(f"there are more than {limit} {noun}; pass --limit N to list more")
+    if no_match:
+        raise typer.Exit(1)
 
 
 def _parse_time(text: str) -> datetime:
@@ -313,8 +355,8 @@ def confirm_and_erase_items(
 class CommandDatabase:
     """The database that a command works on.
 
-    Use `open_database` to create an instance and to close the database at the end. The checkpointer
-    and the store are opened on first use.
+    Create a `CommandDatabase` with the context manager `open_database`, which closes the database
+    when the command ends. The checkpointer and the store are opened on first use.
 
     Attributes:
         settings: The settings, with the options of the command applied.
@@ -356,13 +398,16 @@ class CommandDatabase:
     @cached_property
     def store(self) -> WholeStore:
         """The store that holds memories and all other items."""
-        from perdure.stores import open_store
-
         if self.settings.graphs is None:
-            return self._open_checkpointer_or_store(open_store)
+            return self.open_store({})
         from perdure.graphs.langgraph_json import LanggraphFile
 
-        options = LanggraphFile.read(self.settings.graphs).import_store_options()
+        return self.open_store(LanggraphFile.read(self.settings.graphs).import_store_options())
+
+    def open_store(self, options: Mapping[str, Any]) -> WholeStore:
+        """Open the store with `SQLiteStore.open` options such as `index`."""
+        from perdure.stores import open_store
+
         return self._open_checkpointer_or_store(partial(open_store, **options))
 
     @property
@@ -385,8 +430,8 @@ class CommandDatabase:
         Raises:
             ConfigurationError: `extracts_facts` is True and no model is configured.
         """
-        from perdure.memory.extraction import Extraction
-        from perdure.memory.recall import NAMESPACE
+        from perdure.memory.long_term.extraction import Extraction
+        from perdure.memory.long_term.recall import NAMESPACE
 
         extractor = self._build_model_extractor() if extracts_facts else None
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
@@ -394,7 +439,7 @@ class CommandDatabase:
     def _build_model_extractor(self) -> Extractor:
         """Build the extractor that asks the configured model for facts."""
         from perdure.graphs.configured import build_configured_model
-        from perdure.memory.model_extractor import ModelExtractor
+        from perdure.memory.long_term.model_extractor import ModelExtractor
 
         model = build_configured_model(self.settings)
         if model is None:
@@ -410,11 +455,10 @@ class CommandDatabase:
 
         path, key = self.settings.db, self.settings.key
         try:
-            component = open_component(path, key=key, **self._options)
-            return self._stack.enter_context(component)
+            return self._stack.enter_context(open_component(path, key=key, **self._options))
         except StorageError as exc:
-            # Re-raise subclasses of StorageError, such as those for a locked, damaged or missing
-            # file, because opening the file read-only would not help.
+            # Opening a locked, damaged or missing file raises a subclass of StorageError. Do not
+            # try to open such a file read-only, because this attempt would raise the same error.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -457,13 +501,51 @@ def open_database(
         )
 
 
+@contextmanager
+def explain_missing_server_packages(feature: str) -> Iterator[None]:
+    """Raise MissingDependency if the `with` block cannot import a module of the server.
+
+    Args:
+        feature: The name of the feature that needs the module, for the error.
+    """
+    try:
+        yield
+    except ImportError as exc:
+        raise MissingDependency(
+            f'{feature} needs additional packages; run pip install ".[server]" in a checkout of '
+            "perdure"
+        ) from exc
+
+
 def check_database_exists(db: str) -> None:
     """Raise ConfigurationError if the database file does not exist."""
     if not Path(db).exists():
         raise ConfigurationError(
             f"there is no database {db!r} yet; create it with 'perdure chat' or 'perdure import', "
-            "or pass another one with --db"
+            "or pass another database with --db"
         )
+
+
+@contextmanager
+def explain_lock_timeout(thread_id: str, timeout_s: float) -> Iterator[None]:
+    """Raise an error that names the thread if its lock is not acquired in time.
+
+    Args:
+        thread_id: The thread whose lock the `with` block acquires.
+        timeout_s: The number of seconds after which the lock times out.
+
+    Raises:
+        StorageUnavailable: Another run held the lock for more than `timeout_s` seconds.
+    """
+    try:
+        yield
+    except StorageUnavailable as exc:
+        if not isinstance(exc.__cause__, TimeoutError):
+            raise
+        raise StorageUnavailable(
+            f"another run of the thread {thread_id!r} did not end within {timeout_s} s; wait until "
+            "that run ends, and try again"
+        ) from exc
 
 
 # -- ids
@@ -495,10 +577,9 @@ def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_com
         raise ConfigurationError(
             f"there is no {noun} {id_or_prefix!r}; run '{list_command}' for a list"
         )
-    examples = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"the {noun} prefix {id_or_prefix!r} is ambiguous: it matches {examples}; type more "
-        "characters"
+        f"the {noun} prefix {id_or_prefix!r} is ambiguous: it matches {join_first(ids, 3)}; type "
+        "more characters"
     )
 
 
@@ -545,8 +626,8 @@ def resolve_item_key(
 def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bool) -> str:
     """Return a thread id for a table row.
 
-    On a terminal, a long id is shortened to a unique prefix. If `is_whole` is True, the thread id
-    is never shortened.
+    On a terminal, a long id is shortened to a unique prefix. If `is_whole` is True, the whole
+    thread id is returned.
     """
     is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not get_console().is_terminal
     return thread_id if is_whole else database.saver.unique_prefix(thread_id)
@@ -570,9 +651,10 @@ def resolve_thread_id(database: CommandDatabase, id_or_prefix: str) -> str:
 
 def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefix: str) -> str:
     """Return the full id of a thread's checkpoint, given its id or a unique prefix of the id."""
-    checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
     ids = [
-        info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(id_or_prefix)
+        info.checkpoint_id
+        for info in database.saver.checkpoints(thread_id, checkpoint_ns="")
+        if info.checkpoint_id.startswith(id_or_prefix)
     ]
     return resolve_id_prefix(id_or_prefix, ids, "checkpoint", f"perdure show {thread_id}")
 
@@ -582,7 +664,8 @@ def complete_thread_id(incomplete: str) -> list[str]:
     try:
         with open_database(None, allow_read_only=True) as database:
             return [head.thread_id for head in database.saver.heads(prefix=incomplete)]
-    # Print nothing, because an error message would garble the shell prompt.
+    # If the thread ids cannot be read, do not print an error message, because it would garble the
+    # command line that the user is typing.
     except Exception:
         return []
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -17,6 +17,7 @@ from perdure.cli.app import (
     UserOption,
     app,
     complete_thread_id,
+    explain_lock_timeout,
     open_database,
 )
 from perdure.cli.history import COLORS, describe_status
@@ -33,8 +34,12 @@ from perdure.errors import (
     ConfigurationError,
     ModelFailed,
     PerdureError,
-    StorageUnavailable,
 )
+
+if TYPE_CHECKING:
+    from perdure.checkpointers.records import ClientMetadata
+    from perdure.checkpointers.reports import ThreadHead
+    from perdure.run_tables.thread_list import ListedThread, RunStatus
 
 # Maximum time, in seconds, to wait for another run of the thread to end.
 _LOCK_TIMEOUT_S: Final = 30
@@ -74,9 +79,7 @@ def chat(
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Show the model only the N messages before the new one."
-        ),
+        typer.Option(min=1, metavar="N", help="Send only N messages before the new message."),
     ] = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Do not recall or store memories.")
@@ -94,11 +97,11 @@ def chat(
             "--message is empty; pass some text, or remove --message to type your messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
-        # With `--no-memory`, the run has an empty user id, so that background workers extract no
-        # memories from the thread.
+        # With `--no-memory`, run the graph with an empty user id. Background workers extract no
+        # memories from a thread whose user id is empty.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
-        session.check_may_continue_thread_and_inherit_metadata()
+        session.check_may_continue_thread_and_load_head()
         if message is None and sys.stdin.isatty():
             _print_purpose_model_and_commands(database)
         if not no_memory:
@@ -106,8 +109,10 @@ def chat(
             stack.callback(_extract_memories, database)
         _print_last_messages_and_finish_turn(session)
         for text in [message] if message is not None else _iter_messages_typed_by_user(thread):
-            update = {"messages": [{"role": "user", "content": text}]}
-            session.run_turn(update, "Your message is stored; start the chat again for an answer")
+            session.run_turn(
+                {"messages": [{"role": "user", "content": text}]},
+                "Your message is stored; start the chat again for an answer",
+            )
 
 
 def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
@@ -123,7 +128,7 @@ def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
 
 
 def _extract_memories(database: CommandDatabase) -> None:
-    """Extract memories from messages that an interrupted run has left unread."""
+    """Extract memories from messages that were not processed because a run was interrupted."""
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_memories_of_due_threads(database)
@@ -154,22 +159,27 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` keeps the user's new message and the `keep_last` messages before it, so its limit
-        # is `keep_last + 1`. In `memory`, `window` comes before `use_memories`, so that recalled
-        # memories do not count towards the limit.
+        # The node `window` keeps the user's new message and the `keep_last` messages before it, so
+        # its limit is `keep_last + 1` messages. In the list `memory`, `window` precedes the node
+        # `use_memories`, so that recalled memories do not count towards the limit on messages.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
-        model = build_configured_model(database.settings)
-        self.graph: Any = chat_graph(model, memory=memory, checkpointer=database.saver)
-        configurable = {"thread_id": thread_id, "user_id": user}
+        self.graph: Any = chat_graph(
+            build_configured_model(database.settings), memory=memory, checkpointer=database.saver
+        )
         self.config: Any = {
-            "configurable": configurable,
+            "configurable": {"thread_id": thread_id, "user_id": user},
             "callbacks": [record_views(database.saver)],
         }
 
-    def check_may_continue_thread_and_inherit_metadata(self) -> None:
-        """Check that the chat may continue the thread, and copy metadata from its head to `config`.
+    def check_may_continue_thread_and_load_head(self) -> ThreadHead | None:
+        """Check that the user can continue the thread, and load the head of the thread.
+
+        The metadata of the head is copied to `config`.
+
+        Returns:
+            The head of the thread, or None for a new thread.
 
         Raises:
             ConfigurationError: The thread belongs to another user, or its last run must be finished
@@ -179,8 +189,8 @@ class _ChatSession:
 
         head = self.database.saver.head(self.thread_id)
         if head is None:
-            return
-        # If owners may be organisations, only the `user_id` names the person.
+            return None
+        # If owners can be organisations, only `user_id` identifies a person.
         owner_or_user = (
             head.metadata.get("user_id")
             if may_owners_be_organisations(self.database.saver.database)
@@ -198,20 +208,20 @@ class _ChatSession:
             raise ConfigurationError(
                 f"the thread {self.thread_id!r} {describe_status(head.status)}. The interrupt "
                 f"comes from {graph}, so this chat cannot answer it. Resume the thread with "
-                "Command(resume=...) in the program that runs the graph, or through a client of "
-                "its server"
+                "Command(resume=...) in the application or on the server that runs the graph"
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
                 f"the thread {self.thread_id!r} {describe_status(head.status)}. The run belongs "
-                f"to {graph}, so this chat cannot finish it. Finish it in the program that runs "
-                "that graph: invoke the graph with None as the input. Then continue here"
+                f"to {graph}, so this chat cannot finish it. Invoke the graph with None as the "
+                "input in its own application, then continue here"
             )
         self.config["metadata"] = {
             name: value for name, value in head.metadata.items() if name in _INHERITED_METADATA
         }
         if owner and owner != self.user:
             self.config["metadata"]["owner"] = head.owner
+        return head
 
     def run_turn(self, update: Any, failure_note: str) -> None:
         """Run one turn while holding the thread's lock, and print the response.
@@ -226,22 +236,75 @@ class _ChatSession:
             ModelFailed: The model did not answer.
         """
         with ExitStack() as stack:
+            with (
+                explain_lock_timeout(self.thread_id, _LOCK_TIMEOUT_S),
+                show_status("waiting until another run of the thread ends …"),
+            ):
+                stack.enter_context(
+                    self.database.saver.lock(self.thread_id, timeout_s=_LOCK_TIMEOUT_S)
+                )
+            # Check the thread again, because another process may have changed it while this process
+            # was waiting for the lock.
+            former_head = self.check_may_continue_thread_and_load_head()
+            self._exclude_memories_if_turn_is_of_other_user(
+                former_head, is_new_turn=update is not None
+            )
             try:
-                with show_status("waiting until another run of the thread ends …"):
-                    stack.enter_context(
-                        self.database.saver.lock(self.thread_id, timeout_s=_LOCK_TIMEOUT_S)
-                    )
-            except StorageUnavailable as exc:
-                if not isinstance(exc.__cause__, TimeoutError):
-                    raise
-                raise StorageUnavailable(
-                    f"another run of the thread {self.thread_id!r} did not end within "
-                    f"{_LOCK_TIMEOUT_S} s; wait until that run ends, and try again"
-                ) from exc
-            # Another process may have changed the thread while this process was waiting for the
-            # lock.
-            self.check_may_continue_thread_and_inherit_metadata()
-            self._stream_answer(update, failure_note)
+                self._stream_answer(update, failure_note)
+            finally:
+                if update is not None and self.user:
+                    self._record_new_turn_of_user(former_head)
+
+    def _exclude_memories_if_turn_is_of_other_user(
+        self, head: ThreadHead | None, *, is_new_turn: bool
+    ) -> None:
+        """Disable memories for the next turn if the turn would answer another user's message.
+
+        If a thread is also used on a server, other users may change it there. The server records in
+        the thread that other users have changed it; see `ChangesByOtherUsers`.
+        """
+        from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
+        from perdure.checkpointers.labels import STATE_FROM_OTHERS, TURN_WITHOUT_MEMORY
+        from perdure.run_tables.thread_list import ThreadList
+
+        self.config["configurable"] = {"thread_id": self.thread_id, "user_id": self.user}
+        self.config.setdefault("metadata", {}).pop(TURN_WITHOUT_MEMORY, None)
+        if is_new_turn or head is None or not self.user:
+            return
+        thread = ThreadList(self.database.saver).get(self.thread_id)
+        changes = "none" if thread is None else thread.changes_by_other_users
+        if changes == "since_last_message" or (
+            changes == "none" and STATE_FROM_OTHERS in head.metadata
+        ):
+            self.config["configurable"] |= {"user_id": "", WITHOUT_MEMORY_KEY: True}
+            # The thread still belongs to the user.
+            self.config["metadata"] |= {"user_id": self.user, TURN_WITHOUT_MEMORY: True}
+
+    def _record_new_turn_of_user(self, former_head: ThreadHead | None) -> None:
+        """Record that other users changed the thread before the user's last message.
+
+        If the message was not added to the thread, do nothing.
+
+        Args:
+            former_head: The head of the thread before the turn, or None for a new thread.
+        """
+        from perdure.run_tables.thread_list import ThreadList
+
+        head = self.database.saver.head(self.thread_id)
+        if (
+            head is None
+            or head.metadata.get("source") == "input"
+            or (former_head is not None and head.checkpoint_id == former_head.checkpoint_id)
+        ):
+            return
+
+        def replace_changes(thread: ListedThread) -> tuple[ClientMetadata | None, RunStatus]:
+            client = thread.client
+            if client is not None and client.changes_by_other_users == "since_last_message":
+                client = client._replace(changes_by_other_users="earlier")
+            return client, thread.last_run_status
+
+        ThreadList(self.database.saver).update_thread(self.thread_id, replace_changes)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:
         """Run the graph, and print the model's answer as it is streamed."""
@@ -266,14 +329,15 @@ class _ChatSession:
                 )
         except PerdureError:
             raise
-        # LangChain raises ValueError if the model response is malformed.
+        # Also catch ValueError, because LangChain raises it if the model response is malformed.
         except (OpenAIError, ValueError) as exc:
             reason = format_as_single_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
                 f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
                 f"{failure_note}"
             ) from exc
-        # Remove messages from the state if they no longer fit into the window.
+        # Remove old messages from the state if the state contains more messages than `--keep-last`
+        # allows.
         if self.window:
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:
@@ -286,8 +350,7 @@ def _print_last_messages_and_finish_turn(session: _ChatSession) -> None:
     if not state.created_at:
         print_note(f"thread {session.thread_id!r} is new", "dim")
         return
-    history = session.database.saver.history(session.thread_id)
-    items = [item for item in history if not item.branch]
+    items = [item for item in session.database.saver.history(session.thread_id) if not item.branch]
     seen = sum(bool(item.seen) for item in items)
     count, hidden = format_count(len(items), "message"), len(items) - seen
     summary = f"thread {session.thread_id!r}: {count}, the model sees {seen}"
@@ -298,7 +361,8 @@ def _print_last_messages_and_finish_turn(session: _ChatSession) -> None:
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
         print_note_line(heading + text, COLORS.get(item.value.type, ""))
-    # Some of the turn's tasks may be unfinished even if its response has been stored.
+    # Do not infer from a stored response that the turn is finished, because the turn may still have
+    # unfinished tasks.
     if state.tasks:
         print_note("the last turn was interrupted; finishing it", "dim")
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
@@ -307,7 +371,7 @@ def _print_last_messages_and_finish_turn(session: _ChatSession) -> None:
 def _iter_messages_typed_by_user(thread_id: str) -> Iterator[str]:
     """Yield each line of user input as a message, until /quit or the end of input.
 
-    Blank lines are skipped, and /help prints the help.
+    Blank lines of the user's input are skipped, and the input /help prints the help of the chat.
     """
     is_interactive = sys.stdin.isatty()
     if is_interactive:

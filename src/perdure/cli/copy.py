@@ -34,14 +34,17 @@ def copy(
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy a database. Source and target can each be SQLite or Postgres.
+    """Copy a database into an empty file or Postgres schema.
 
     The copy contains all threads, checkpoints, branches and pending writes, and all items with
     their versions and provenance. After all rows have been copied, the source and the target are
     compared. To resume an interrupted copy where it stopped, run the same command again.
     """
+    from perdure.cli.copied_store_tables import StoreTables
+    from perdure.cli.copied_tables import Tables
+    from perdure.cli.copied_thread_tables import build_thread_table_pair
+    from perdure.cli.database_copy import DatabaseCopy
     from perdure.cli.sources import open_database_to_copy
-    from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
 
     row_count = 0
 
@@ -52,7 +55,8 @@ def copy(
 
     def create_indexes() -> None:
         for path in source_database.store.indexes() if source_database.store is not None else ():
-            # Some target databases do not support indexes on fields inside stored values.
+            # Ignore the error that is raised if the target database does not support indexes on
+            # fields inside stored values.
             with suppress(ConfigurationError):
                 target_database.store.create_index(path)
 
@@ -67,10 +71,7 @@ def copy(
         table_pairs = list[tuple[Tables, Tables]]()
         if source_database.saver is not None:
             table_pairs.append(
-                (
-                    ThreadTables.from_checkpointer(source_database.saver),
-                    ThreadTables.from_checkpointer(target_database.saver),
-                )
+                build_thread_table_pair(source_database.saver, target_database.saver)
             )
         if source_database.store is not None:
             table_pairs.append(

@@ -99,8 +99,12 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
         "indexes": list(store.indexes),
     }
     counts |= {name: value for name, value in saver.items() if name not in counts}
-    rows = [(name, _format_statistic(name, value, counts)) for name, value in counts.items()]
-    print_json_or_table(counts, json, ("", ""), rows)
+    print_json_or_table(
+        counts,
+        json,
+        ("", ""),
+        [(name, _format_statistic(name, value, counts)) for name, value in counts.items()],
+    )
 
 
 def _format_statistic(name: str, value: Any, all_statistics: dict[str, Any]) -> str:
@@ -156,12 +160,14 @@ def retain(
         "checkpoints_days": checkpoints_days,
     }
     with open_database(db, allow_read_only=dry_run) as database:
-        overrides = {name: value for name, value in options.items() if value is not None}
-        rules = replace(database.settings.retention, **overrides)
+        rules = replace(
+            database.settings.retention,
+            **{name: value for name, value in options.items() if value is not None},
+        )
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError(
-                "thread ids were passed, but no retention rule applies to threads; pass "
-                "--idle-days, --last or --days, or remove the ids"
+                "thread ids were passed, but no retention rule for threads is set; pass "
+                "--idle-days, --last or --days, or remove the thread ids"
             )
         if not rules:
             print_note(

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import CheckpointInfo, HistoryItem, ThreadStatus
 
-    # Maps the namespace and the id of a checkpoint to the checkpoint's children. The id None stands
-    # for a missing parent.
+    # Maps the namespace and the id of a checkpoint to the checkpoint's children. With the id None,
+    # the key maps to the checkpoints of the namespace whose parent is not in the tree.
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
@@ -56,8 +56,8 @@ _DATA_URL: Final = re.compile(
 )
 # Maximum number of characters of a question to print. A longer question is truncated.
 _MAX_QUESTION: Final = 500
-# Maximum number of checkpoints, latest first, whose metadata is searched for actions by other
-# users.
+# Maximum number of checkpoints whose metadata is searched for actions on the thread by someone
+# other than the thread's own user. Only the newest checkpoints of the thread are searched.
 _MAX_SEARCHED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
@@ -75,15 +75,15 @@ def history(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show all messages of a thread.
+    """Show all messages of a thread, or all items of another channel.
 
     The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
     still in the history. Messages marked ◌ exist only on a branch that does not lead to the head.
-    Items are marked ? if it is unknown whether the model sees them, as in a `DeltaChannel` with a
-    custom reducer.
+    The mark ? means that it is unknown whether the model sees the marked item. Only items of a
+    `DeltaChannel` that does not hold messages can have this mark.
     """
+    from perdure.checkpointers.import_metadata import read_import_metadata
     from perdure.checkpointers.labels import describe_actions_of_callers_other_than_person
-    from perdure.checkpointers.titles import read_import_metadata
 
     with open_database(db, allow_read_only=True) as database:
         head = find_thread_head(database, thread)
@@ -105,7 +105,10 @@ def history(
             for number, item in enumerate(items):
                 if number or title:
                     print_text()
-                for part in (render_heading(item), *render_channel_item_lines(item.value)):
+                for part in (
+                    render_heading(item),
+                    *render_message_or_channel_item_lines(item.value),
+                ):
                     print_text(*part)
     else:
         print_note(f"the channel {channel!r} of the thread {thread_id!r} is empty")
@@ -121,9 +124,9 @@ def history(
 def describe_status(status: ThreadStatus) -> str:
     """Describe the status of a thread that is waiting for an answer or has an unfinished run.
 
-    The description is a verb phrase that can be printed after the thread's id. The description
-    quotes the unanswered questions, or names the nodes that would run next. If the thread is idle,
-    return "".
+    The returned text is a verb phrase that can be printed after the thread's id. The text quotes
+    the questions that the user has not answered, or names the nodes that would run next if the run
+    were resumed. If the thread is idle, return "".
     """
     if status.state == "waiting":
         questions = (
@@ -140,9 +143,11 @@ def describe_status(status: ThreadStatus) -> str:
 def _build_item_json(item: HistoryItem) -> dict[str, Any]:
     """Convert a history item to a JSON object."""
     value: Any = item.value
-    fields = {"content": value}
-    if _is_message(value):
-        fields = {**value.model_dump(exclude_none=True), "content": value.content}
+    fields = (
+        {**value.model_dump(exclude_none=True), "content": value.content}
+        if _is_message(value)
+        else {"content": value}
+    )
     return {
         "seen": item.seen,
         "branch": item.branch,
@@ -165,7 +170,8 @@ def render_heading(item: HistoryItem) -> OutputLine:
 
     The status mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is
     the message's creation time or, if the message has none, the time at which it was first stored.
-    If the item is not a message, the heading contains no author and no model.
+    If the item is not a message, the heading contains only the status mark and the time at which
+    the item was stored.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -182,11 +188,12 @@ def render_heading(item: HistoryItem) -> OutputLine:
     return OutputLine(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
-def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
+def render_message_or_channel_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
-    The content is printed first, followed by the tool calls. A content block without text is
-    represented by its type and the name or URL of its file.
+    The first lines show the content of the item. The tool calls of a message are printed after its
+    content. A content block without text is represented by its type and the name or URL of its
+    file.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -206,8 +213,8 @@ def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
 def _render_content_text(content: Any) -> str:
     """Return the content of a message, or any other channel value, as text.
 
-    Content blocks without text are rendered by `render_block_name`. A value that is neither text
-    nor a list of content blocks is rendered as JSON.
+    For a content block without text, the returned text contains the result of `render_block_name`.
+    If the content is neither text nor a list of content blocks, it is converted to JSON.
     """
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
@@ -251,11 +258,13 @@ def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
 def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputLine]:
     """Yield a tool's input or output as indented lines.
 
-    JSON is indented. Each data URL is replaced with its media type and size.
+    JSON is reformatted with one value per line. Each base64 data URL with at least 64 characters of
+    data is replaced with its media type and size.
     """
     text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
-        # The text may look like JSON without being valid JSON.
+        # A text that begins with a bracket may be invalid JSON. In that case, print the text
+        # unchanged.
         with suppress(ValueError, RecursionError):
             text = _dump_json(jsonlib.loads(text), 2)
     for row in text.split("\n"):
@@ -268,7 +277,10 @@ def _describe_data(match: re.Match[str]) -> str:
 
 
 def _render_tool_call_lines(call: Any) -> Iterator[OutputLine]:
-    """Yield the output lines for a tool call, or a single line if the arguments are short."""
+    """Yield the lines that show a tool call and its arguments.
+
+    Short arguments are shown on the same line as the tool call.
+    """
     arguments = call.get("args")
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments or ""}
@@ -299,7 +311,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show the checkpoints of a thread as a tree."""
-    from perdure.checkpointers.titles import read_import_metadata
+    from perdure.checkpointers.import_metadata import read_import_metadata
     from perdure.memory import VIEWS_NAMESPACE
 
     with open_database(db, allow_read_only=True) as database:
@@ -349,10 +361,11 @@ def _build_checkpoint_tree(heading: str, status: str, checkpoints: list[Checkpoi
 def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
     """Add checkpoints and all of their descendants to the printed tree.
 
-    A checkpoint's only child is added as a sibling rather than nested, so that a thread without
-    forks is printed as a flat list. If a checkpoint has several children, they are nested below the
-    checkpoint as forks. The descendants of a fork are nested below it as a flat list, up to the
-    next checkpoint that has several children.
+    A fork is a checkpoint whose parent has several children, or one of several checkpoints in
+    `roots`. The descendants of a fork are listed one after another below the fork, all at the same
+    indentation level. If a checkpoint has several children, the list ends with that checkpoint, and
+    the children are nested below it as the next forks. A thread without forks is printed as a flat
+    list.
     """
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:
@@ -369,8 +382,8 @@ def _render_checkpoint_line(info: CheckpointInfo, line_prefix: str) -> Text:
     """Return a checkpoint's line in the tree: id, step, source and number of messages."""
     from rich.text import Text
 
-    # The first 18 characters of a version 6 UUID contain its timestamp (RFC 9562), which is enough
-    # to identify the checkpoint.
+    # If the checkpoint id is a UUID, print only its first 18 characters. In a version 6 UUID, these
+    # characters contain the timestamp (RFC 9562), which is enough to identify the checkpoint.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
     text = format_as_single_line(f"{line_prefix}{short_id} · step {step} ({source})", None)

@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import JsonOption, YesOption, add_command_group, require_confirmation
+from perdure.cli.app import (
+    JsonOption,
+    YesOption,
+    add_command_group,
+    check_user_filter,
+    explain_missing_server_packages,
+    require_confirmation,
+)
 from perdure.cli.output import format_count, print_json_or_sentence, print_json_or_table, print_note
-from perdure.errors import ConfigurationError, MissingDependency
+from perdure.errors import ConfigurationError
 from perdure.settings import check_user
 
 if TYPE_CHECKING:
-    from perdure.server.keys_file import Key
+    from perdure.server.http.keys_file import Key
 
 keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
 # Number of leading characters of a key's hash to print.
 _HASH_PREFIX_LENGTH: Final = 12
 KeysFileOption = Annotated[
-    Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
+    Path, typer.Option("--keys", metavar="FILE", help="The server's keys file.")
 ]
 TenantOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Select only keys of this tenant.")
@@ -36,20 +43,25 @@ def list_(
     tenant: TenantOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List API keys with their users, tenants, permissions and hashes.
+    """List API keys with their users, tenants, permissions, teams and hashes.
 
     The exit code is 1 if no key matches.
     """
-    _check_server_is_installed()
-    from perdure.server.keys_file import read_keys
+    with explain_missing_server_packages("the command 'perdure keys'"):
+        from perdure.server.http.keys_file import read_keys
 
-    if user is not None:
-        check_user("--user", user, "remove --user to list the keys of all users")
+    check_user_filter(user, "keys")
     matches = [key for key in read_keys(file) if _is_key_of_user_and_tenant(key, user, tenant)]
     rows = [_build_key_cells(key) for key in matches]
-    columns = ("user", "tenant", "permissions", "hash")
-    values, empty_note = [key.model_dump() for key in matches], "no API key matches"
-    print_json_or_table(values, json, columns, rows, ids=columns, empty_note=empty_note)
+    columns = ("user", "tenant", "permissions", "teams", "hash")
+    print_json_or_table(
+        [key.model_dump() for key in matches],
+        json,
+        columns,
+        rows,
+        ids=columns,
+        empty_note="no API key matches",
+    )
     if not matches:
         raise typer.Exit(1)
 
@@ -73,13 +85,13 @@ def revoke(
     The keys file is replaced atomically, and its comments are kept. A running server that uses this
     keys file rejects the revoked keys within a second. The exit code is 1 if no key matches.
     """
-    _check_server_is_installed()
-    from perdure.server.keys_file import read_keys, revoke_keys
+    with explain_missing_server_packages("the command 'perdure keys'"):
+        from perdure.server.http.keys_file import read_keys, revoke_keys
 
     if (user is None) == (hash is None):
         raise ConfigurationError("pass either --user or --hash to choose the keys to revoke")
     if user is not None:
-        check_user("--user", user, "pass the name of a user, or use --hash")
+        check_user("--user", user, "pass a user name, or use --hash")
     if hash == "":
         raise ConfigurationError("--hash is empty; pass a hash or a hash prefix")
     chosen = [
@@ -89,7 +101,7 @@ def revoke(
         and key.sha256.startswith((hash or "").lower())
     ]
     if hash is not None and len({key.sha256 for key in chosen}) > 1:
-        listed_keys = ", ".join(" ".join(filter(None, _build_key_cells(key))) for key in chosen)
+        listed_keys = "; ".join(" ".join(filter(None, _build_key_cells(key))) for key in chosen)
         raise ConfigurationError(
             f"the hash prefix {hash!r} is ambiguous: it matches {listed_keys}; type more characters"
         )
@@ -108,17 +120,6 @@ def revoke(
     print_json_or_sentence([key.model_dump() for key in revoked], json, f"revoked {description}")
 
 
-def _check_server_is_installed() -> None:
-    """Raise MissingDependency if the server's dependencies are not installed."""
-    try:
-        import perdure.server.keys_file  # noqa: F401 - imported to find out whether it works
-    except ImportError as exc:
-        raise MissingDependency(
-            'perdure keys needs additional packages; run pip install ".[server]" in a checkout of '
-            "perdure"
-        ) from exc
-
-
 def _is_key_of_user_and_tenant(key: Key, user: str | None, tenant: str | None) -> bool:
     """Return whether an API key belongs to the given user and tenant.
 
@@ -128,5 +129,6 @@ def _is_key_of_user_and_tenant(key: Key, user: str | None, tenant: str | None) -
 
 
 def _build_key_cells(key: Key) -> tuple[Any, ...]:
-    """Return a table row for an API key: user, tenant, permissions and the start of the hash."""
-    return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX_LENGTH]
+    """Return a table row for an API key: user, tenant, permissions, teams and start of the hash."""
+    permissions, teams = " ".join(key.permissions), ", ".join(key.teams)
+    return key.user, key.tenant or "", permissions, teams, key.sha256[:_HASH_PREFIX_LENGTH]

@@ -51,8 +51,8 @@ from perdure.settings import MIN_SCORE, SEARCH_LIMIT, SHOWN_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
-    from perdure.memory.collection import QuarantineEntry
-    from perdure.memory.extraction import ExtractionJob
+    from perdure.memory.long_term.collection import QuarantineEntry
+    from perdure.memory.long_term.extraction import ExtractionJob
     from perdure.stores import Receipt
 
     Namespace = tuple[str, ...]
@@ -62,7 +62,8 @@ memories = add_command_group("memories", "Search, change and review the memories
 _LABELS: Final = ("memories", "profiles", "examples")  # First labels of a user's namespaces.
 # The namespace of the agent's instructions, which apply to all users.
 _INSTRUCTIONS: Final = ("instructions",)
-# Outcomes for which `perdure memories add` exits with code 1.
+# If adding a memory has the outcome "refused" or "quarantined", `perdure memories add` exits with
+# code 1.
 _REJECTED: Final = ("refused", "quarantined")
 # Maximum number of memories to print before asking for confirmation.
 _PREVIEWED: Final = 10
@@ -83,7 +84,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List memories, most recently changed first."""
-    from perdure.memory.records import convert_item_to_memory
+    from perdure.memory.long_term.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
@@ -94,9 +95,9 @@ def list_(
         ]
     stored.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
     matches = [memory for memory in stored if kind in (None, memory.kind)]
-    empty_note = f"{database.user!r} has no memories; run 'perdure memories add' to add facts"
-    if stored:
-        empty_note = f"{database.user!r} has no memories of the kind {kind!r}"
+    empty_note = f"{database.user!r} has no memories" + (
+        f" of the kind {kind!r}" if stored else "; run 'perdure memories add' to add facts"
+    )
     _print_memories(matches[:limit], json, empty_note, ids)
     if len(matches) > limit:
         print_note(f"{len(matches) - limit:,} more memories; pass --limit N to list more")
@@ -109,11 +110,12 @@ def search(
     ],
     limit: LimitOption = SEARCH_LIMIT,
     min_score: Annotated[
-        float, typer.Option(metavar="SCORE", help="Exclude memories with a lower score.")
+        float,
+        typer.Option(metavar="SCORE", help="Exclude memories with a score below SCORE."),
     ] = MIN_SCORE,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Explain the scores, including those below --min-score."),
+        typer.Option("--explain", help="Explain all scores, including scores below --min-score."),
     ] = False,
     ids: IdsOption = False,
     as_of: AsOfOption = None,
@@ -127,14 +129,20 @@ def search(
     """
     from perdure.memory import recall
 
-    options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
-    options |= {"min_score": min_score, "explain": True}
+    options: dict[str, Any] = {
+        "limit": limit,
+        "max_tokens": None,
+        "as_of": as_of,
+        "min_score": min_score,
+        "explain": True,
+    }
     with (
         open_database(db, user, allow_read_only=True) as database,
         show_status("reading the search index …"),
     ):
-        store = database.store.without_refresh()
-        recalled = recall(query, store=store, config=database.config, **options)
+        recalled = recall(
+            query, store=database.store.without_refresh(), config=database.config, **options
+        )
         answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [shorten_thread_id(database, origin, is_whole=ids or json) for origin in origins]
@@ -155,7 +163,9 @@ def search(
 def add(
     text: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT...", help="Facts to store; - reads one per line from stdin."),
+        typer.Argument(
+            metavar="TEXT...", help="Facts to store. Use - to read them from stdin, one per line."
+        ),
     ],
     key: Annotated[
         str | None,
@@ -196,7 +206,7 @@ def history(
     key: KeyArgument, user: UserOption = None, db: DbOption = None, json: JsonOption = False
 ) -> None:
     """Show the versions of a memory, oldest first."""
-    from perdure.memory.records import convert_item_to_memory
+    from perdure.memory.long_term.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
         found_key = _resolve_memory_namespace_and_key(
@@ -238,9 +248,11 @@ def forget(
 ) -> None:
     """Permanently erase memories, including their old versions.
 
-    The source messages are kept, but later extractions do not store the erased memories again. If
-    --all is used, however, later extractions read all messages again and store new memories, unless
-    the threads are deleted first. The exit code is 1 if there was nothing to erase.
+    The messages from which the memories were extracted are kept. If memories are erased without
+    --all, later extractions do not store the same memories again. After an erasure with --all, the
+    next extraction reads all messages again, from the beginning, and stores new memories. If no new
+    memories should be extracted from a thread's messages, delete the thread before the next
+    extraction. The exit code is 1 if there was nothing to erase.
     """
     check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -256,8 +268,9 @@ def forget(
             thread_id = None if thread is None else _resolve_thread_id_of_memories(database, thread)
             erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
-            # First extract memories from unread messages, so that these memories are erased, too,
-            # and leave tombstones. Otherwise, a later extraction would store them.
+            # Before the erasure, extract memories from messages that no extraction has read yet.
+            # The erasure then also erases these new memories, and stores a tombstone for each
+            # memory. A tombstone prevents later extractions from storing an erased memory again.
             with show_status("extracting unread messages …"):
                 extract_memories_of_due_threads(database)
         receipt = confirm_and_erase_items(
@@ -301,8 +314,9 @@ def _resolve_memory_namespace_and_key(
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the full id of a thread from which memories were extracted, given an id or id prefix.
 
-    If no thread id starts with the given text, return the text unchanged, because memories from a
-    deleted thread with this id may still exist.
+    If no thread id starts with `id_or_prefix`, return `id_or_prefix` unchanged. `id_or_prefix` may
+    be the full id of a deleted thread, because memories that were extracted from a deleted thread
+    can still exist.
     """
     if not id_or_prefix:
         raise ConfigurationError("--thread is empty; pass the id of a thread")
@@ -311,17 +325,22 @@ def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str)
 
 
 def extract_memories_of_due_threads(database: CommandDatabase) -> None:
-    """Extract memories from the unread messages in the user's threads, even before they are due.
+    """Extract memories now from all unprocessed messages in the user's threads.
 
-    Threads whose extraction has failed too often are skipped.
+    A message is unprocessed if no memory extraction has read the message yet.
+
+    Threads whose extraction is not yet due are included.
+
+    A thread is skipped if the extraction of memories from it has failed too often.
     """
-    from perdure.memory.extraction import DueThreads, Pace
+    from perdure.memory.long_term.extraction import DueThreads, Pace
 
     extraction = database.build_memory_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # Skip threads that were deleted after the jobs were listed. Also skip threads that
-            # another program wrote if their messages cannot be read.
+            # Skip threads that were deleted after the extraction jobs were listed. Also skip a
+            # thread if perdure cannot read its messages, which can happen if another program stored
+            # the messages.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
@@ -350,7 +369,7 @@ def _erase_memories_by_key(
 def _erase_matching_memories(database: CommandDatabase, **conditions: Any) -> Receipt:
     """Erase the memories and examples that match a query or were extracted from a thread.
 
-    The keyword arguments are passed on to `Collection.forget_matching`.
+    The keyword arguments `conditions` are passed on to `Collection.forget_matching`.
     """
     from perdure.memory import Collection
 
@@ -378,7 +397,7 @@ def _print_erasure_preview(database: CommandDatabase, receipt: Receipt) -> None:
 
     Quarantined texts are not printed, because they may contain secrets.
     """
-    from perdure.memory.records import QUARANTINE, convert_item_to_memory
+    from perdure.memory.long_term.records import QUARANTINE, convert_item_to_memory
 
     entries = [
         (namespace, key)
@@ -396,11 +415,12 @@ def _print_erasure_preview(database: CommandDatabase, receipt: Receipt) -> None:
 def _format_memory_count(receipt: Receipt) -> str:
     """Return the number of memories listed in an erasure receipt.
 
-    Only items whose namespace starts with one of `_LABELS` are counted. This excludes quarantined
-    texts, for example.
+    Only items whose namespace starts with one of `_LABELS` are counted. Items in internal
+    namespaces, such as quarantined texts, are not counted.
     """
-    count = sum(namespace[0] in _LABELS for namespace, _ in receipt.keys)
-    return format_count(count, "memory", "memories")
+    return format_count(
+        sum(namespace[0] in _LABELS for namespace, _ in receipt.keys), "memory", "memories"
+    )
 
 
 # -- output
@@ -435,9 +455,9 @@ def _print_memories(
 
 
 def _format_memory_day(memory: Memory) -> str:
-    """Return the date of a memory's source messages.
+    """Return the date of the messages from which a memory was extracted.
 
-    If that date is unknown, return the date on which the memory was stored.
+    If the date of the messages is unknown, return the date from which the memory has been valid.
     """
     provenance = memory.provenance
     return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)
@@ -453,7 +473,7 @@ def quarantine(
         typer.Argument(metavar="[KEY]", help="The key of an entry, or a key prefix."),
     ] = None,
     release: Annotated[
-        bool, typer.Option("--release", help="Store the entry as a memory.")
+        bool, typer.Option("--release", help="Save the quarantined entry as a memory.")
     ] = False,
     discard: Annotated[
         bool, typer.Option("--discard", help="Erase the entry permanently.")
@@ -463,7 +483,7 @@ def quarantine(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Review quarantined entries, which await your decision.
+    """Review texts in quarantine, which become memories if released.
 
     Without KEY, all quarantined entries are listed, with secrets redacted. With KEY, one entry is
     shown in full.
@@ -474,7 +494,7 @@ def quarantine(
             "--release and --discard each require a KEY and cannot be combined; pass a KEY and "
             "one of the two options"
         )
-    from perdure.memory.collection import Quarantine
+    from perdure.memory.long_term.collection import Quarantine
 
     with open_database(db, user, allow_read_only=not has_action) as database:
         waiting, config = Quarantine(database.store), database.config
@@ -496,8 +516,10 @@ def quarantine(
     else:
         thread = entry.provenance and entry.provenance.thread_id
         source = f"the thread {thread!r}" if thread else "no thread"
-        date = format_date(entry.at)
-        print_note(f"{entry.kind} from {source}, quarantined on {date}: {entry.reason}", "dim")
+        print_note(
+            f"{entry.kind} from {source}, quarantined on {format_date(entry.at)}: {entry.reason}",
+            "dim",
+        )
         print_text(entry.text)
 
 
@@ -505,9 +527,13 @@ def _print_quarantine_entries(entries: list[QuarantineEntry], json: bool) -> Non
     """Print quarantined entries as a table or as JSON, with secrets redacted."""
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns = ("since", "key", "text", "reason")
-    values = [entry.to_redacted_dict() for entry in entries]
     print_json_or_table(
-        values, json, columns, rows, ids=columns[:2], empty_note="the quarantine is empty"
+        [entry.to_redacted_dict() for entry in entries],
+        json,
+        columns,
+        rows,
+        ids=columns[:2],
+        empty_note="the quarantine is empty",
     )
 
 
@@ -516,16 +542,16 @@ def jobs(
     retry: Annotated[bool, typer.Option("--retry", help="Retry failed extractions now.")] = False,
     facts: Annotated[
         bool,
-        typer.Option("--facts", help="List the jobs in the queue of 'perdure worker --facts'."),
+        typer.Option("--facts", help="List the threads whose facts have not been extracted yet."),
     ] = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
     """List all users' threads that are waiting for memory extraction.
 
-    The list shows how often extraction has failed for each thread, and the last error.
+    For each thread, the list shows how often memory extraction has failed, and the last error.
     """
-    from perdure.memory.extraction import DueThreads, Pace
+    from perdure.memory.long_term.extraction import DueThreads, Pace
 
     with open_database(db, allow_read_only=not retry) as database:
         extraction = database.build_memory_extraction(extracts_facts=facts)
@@ -559,5 +585,8 @@ def jobs(
 
 
 def _describe_failures(job: ExtractionJob) -> str:
-    """Return the number of failed extractions and the last error, or "" if no extraction failed."""
+    """Return a message that says how often a thread's extraction failed, and quotes the last error.
+
+    Return an empty text if no extraction has failed.
+    """
     return f"{format_count(job.attempts, 'attempt')}: {job.error}" if job.error else ""

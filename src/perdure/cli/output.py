@@ -39,7 +39,7 @@ _STATUS_DELAY_S: Final = 0.5
 # Minimum width, in terminal columns, of each cell that is neither an id nor a number. If unwrapped
 # ids would leave less space for these cells, the ids are wrapped.
 _MIN_CELL_WIDTH: Final = 16
-# Line width of piped output, in columns, which is so large that lines are never wrapped.
+# Line width for piped output, in columns. It is so large that lines are never wrapped.
 _UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
@@ -111,7 +111,7 @@ def get_console(*, stderr: bool = False) -> Console:
 
 
 def print_text(
-    text: str = "", style: str = "", wraps: bool = True, *, stderr: bool = False
+    text: str = "", style: str = "", wraps: bool = True, *, end: str = "\n", stderr: bool = False
 ) -> None:
     """Print a text.
 
@@ -119,6 +119,7 @@ def print_text(
         text: The text. If it is empty, only a line break is printed.
         style: A style of rich, or "" for none.
         wraps: Whether lines are broken between words at the width of the terminal.
+        end: The text that is printed after `text`.
         stderr: Whether to print to stderr instead of stdout.
     """
     from rich.text import Text
@@ -127,9 +128,9 @@ def print_text(
     # for stdout.
     terminal = get_console(stderr=True) if stderr else get_console()
     if terminal.is_terminal:
-        terminal.print(Text(escape_control_characters(text), style), soft_wrap=not wraps)
+        terminal.print(Text(escape_control_characters(text), style), soft_wrap=not wraps, end=end)
     else:
-        print(escape_control_characters(text), file=terminal.file, flush=True)
+        print(escape_control_characters(text), file=terminal.file, flush=True, end=end)
 
 
 def print_note(text: str, style: str = "") -> None:
@@ -153,21 +154,11 @@ def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") 
         Whether there was any text.
     """
     terminal, has_text = get_console(), False
+    words = _wrap_arriving_text(parts, terminal.width) if terminal.is_terminal else parts
     try:
-        for text in filter(
-            None,
-            _wrap_arriving_text(parts, terminal.width)
-            if terminal.is_terminal
-            else map(escape_control_characters, parts),
-        ):
+        for text in filter(None, words):
             has_text = True
-            if terminal.is_terminal:
-                from rich.text import Text
-
-                terminal.print(Text(text, style), end="", soft_wrap=True)
-            else:
-                sys.stdout.write(text)
-                sys.stdout.flush()
+            print_text(text, style, wraps=False, end="")
     finally:
         if has_text:
             print_text()
@@ -175,11 +166,11 @@ def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") 
 
 
 def _wrap_arriving_text(text_chunks: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the words of a text, wrapped to the given width.
+    """Yield the words of a text, and insert line breaks so that lines fit the given width.
 
-    Each yielded string is a word with its leading white space. If the line would exceed `width`,
-    the white space is replaced by a line break. Code blocks and tables in Markdown text are not
-    wrapped.
+    Each yielded string is a word with its leading white space. If a word would make its line longer
+    than `width`, the white space before the word is replaced by a line break. Code blocks and
+    tables in Markdown text are not wrapped.
     """
     from rich.cells import cell_len
 
@@ -392,15 +383,24 @@ def format_as_single_line(text: str, max_length: int | None = 100) -> str:
 
 
 def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
-    """Warn about threads without a `user_id` that belong to a person only by their `owner`."""
+    """Warn about threads that have no `user_id` and were matched to a person by `owner`."""
     if thread_ids:
-        which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
         print_note(
             f"{format_count(len(thread_ids), 'thread')} without a user {verb} to {user!r} only "
-            f"by their owner: {which}; if {user!r} is an organisation, pass --owners organisations",
+            f"by their owner: {join_first(thread_ids, 3)}; if {user!r} is an organisation, pass "
+            "--owners organisations",
             "yellow",
         )
+
+
+def join_first(texts: Sequence[str], limit: int) -> str:
+    """Join the first `limit` texts with commas, followed by an ellipsis if there are more.
+
+    >>> join_first(["a", "b", "c"], 2)
+    'a, b, …'
+    """
+    return ", ".join(texts[:limit]) + (", …" if len(texts) > limit else "")
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
@@ -508,8 +508,8 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Wait until the timer's OS thread has ended. Otherwise, it could start the status line
-        # after `status.stop()`.
+        # Wait until the timer's OS thread has ended. Without waiting, the timer could start the
+        # status line after `status.stop()`.
         timer.join()
         status.stop()
 

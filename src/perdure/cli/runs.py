@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -19,8 +20,10 @@ from perdure.cli.app import (
     JsonOption,
     LimitOption,
     app,
+    check_user_filter,
     complete_thread_id,
     open_database,
+    print_note_if_has_more_and_exit_if_no_match,
     resolve_thread_id,
     shorten_thread_id,
 )
@@ -29,12 +32,11 @@ from perdure.cli.output import (
     format_as_single_line,
     format_time,
     print_json_or_table,
-    print_note,
 )
-from perdure.settings import THREADS_LIMIT, check_user
+from perdure.settings import THREADS_LIMIT
 
 if TYPE_CHECKING:
-    from perdure.checkpointers.records import CronRow, RunRow
+    from perdure.run_tables.records import CronRow, RunRow
 
 # Maximum length, in characters, of an error message in the list of runs. Longer messages are
 # truncated.
@@ -72,8 +74,7 @@ def runs(
     The server keeps active runs and the last 100 runs of each thread. The exit code is 1 if filters
     were passed and no run matches them.
     """
-    if user is not None:
-        check_user("--user", user, "remove --user to list the runs of all users")
+    check_user_filter(user, "runs")
     with open_database(db, allow_read_only=True) as database:
         thread_id = None if thread is None else resolve_thread_id(database, thread)
         rows = asyncio.run(_find_runs(database, thread_id, user, status, limit + 1))
@@ -90,12 +91,16 @@ def runs(
             )
             for run in listed_runs
         ]
-    columns = ("id", "thread", "graph", "status", "created", "caller", "error")
     print_json_or_table(
-        listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
+        listed_runs,
+        json,
+        ("id", "thread", "graph", "status", "created", "caller", "error"),
+        cells,
+        ids=("id", "thread"),
+        empty_note="there are no runs",
     )
     has_conditions = (thread, user, status) != (None, None, None)
-    _print_note_if_has_more_and_exit_if_no_match(
+    print_note_if_has_more_and_exit_if_no_match(
         len(rows) > limit, limit, "runs", no_match=has_conditions and not rows
     )
 
@@ -113,8 +118,7 @@ def crons(
 
     The exit code is 1 if filters were passed and no cron matches them.
     """
-    if user is not None:
-        check_user("--user", user, "remove --user to list the crons of all users")
+    check_user_filter(user, "crons")
     with open_database(db, allow_read_only=True) as database:
         thread_id = None if thread is None else resolve_thread_id(database, thread)
         rows = asyncio.run(_find_crons_with_persons(database, thread_id, user))
@@ -133,24 +137,18 @@ def crons(
             )
             for cron in listed_crons
         ]
-    columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
     print_json_or_table(
-        listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
+        listed_crons,
+        json,
+        ("id", "thread", "graph", "schedule", "timezone", "next", "caller"),
+        cells,
+        ids=("id", "thread"),
+        empty_note="there are no crons",
     )
     has_conditions = (thread, user) != (None, None)
-    _print_note_if_has_more_and_exit_if_no_match(
+    print_note_if_has_more_and_exit_if_no_match(
         len(rows) > limit, limit, "crons", no_match=has_conditions and not rows
     )
-
-
-def _print_note_if_has_more_and_exit_if_no_match(
-    has_more: bool, limit: int, noun: str, *, no_match: bool
-) -> None:
-    """Print a note if `has_more` is True. Exit with code 1 if `no_match` is True."""
-    if has_more:
-        print_note(f"there are more than {limit} {noun}; pass --limit N to list more")
-    if no_match:
-        raise typer.Exit(1)
 
 
 # -- runs
@@ -165,8 +163,8 @@ async def _find_runs(
 ) -> list[RunRow]:
     """Return runs, newest first.
 
-    A run belongs to the person whose memories it uses. If that person is not recorded, the run
-    belongs to the same person as its thread.
+    A run belongs to the person whose memories it uses. If the database does not record whose
+    memories a run uses, the run belongs to the same person as its thread.
 
     Args:
         database: The database of the command.
@@ -175,15 +173,15 @@ async def _find_runs(
         status: The status of the runs, or None for any status.
         limit: The maximum number of runs.
     """
-    from perdure.checkpointers.runs import RunTable
-    from perdure.checkpointers.thread_list import ThreadQuery
+    from perdure.run_tables.runs import RunTable
+    from perdure.run_tables.thread_list import ThreadQuery
 
     matches: list[RunRow] = []
-    run_table, offset = RunTable(database.saver), 0
+    run_table = RunTable(database.saver)
     query = ThreadQuery(ids=None if thread_id is None else [thread_id])
     # Maps each thread id to the person the thread belongs to.
     persons: dict[str, str] = {}
-    while len(matches) < limit:
+    for offset in count(0, limit):
         page = await run_table.search_runs_and_whether_last_of_thread(query, status, limit, offset)
         for row, _ in page:
             row_thread_id = row.live.thread_id
@@ -191,16 +189,15 @@ async def _find_runs(
                 persons[row_thread_id] = await _find_person_of_thread(database, row_thread_id)
             if user is None or user == (row.details.get("person") or persons[row_thread_id]):
                 matches.append(row)
-        offset += limit
-        if len(page) < limit:
+        if len(page) < limit or len(matches) >= limit:
             break
     return matches[:limit]
 
 
 async def _find_person_of_thread(database: CommandDatabase, thread_id: str) -> str:
     """Return the id of the person to whom a thread belongs, or "" if it belongs to nobody."""
-    from perdure.checkpointers.thread_list import ThreadList
     from perdure.cli.threads import find_person_of_thread
+    from perdure.run_tables.thread_list import ThreadList
 
     thread = await ThreadList(database.saver).aget(thread_id)
     return (
@@ -247,16 +244,17 @@ async def _find_crons_with_persons(
 ) -> list[tuple[CronRow, str]]:
     """Return crons, each with the person to whom it belongs, ordered by next run time.
 
-    A cron that runs on an existing thread belongs to the same person as the thread. If the thread
-    belongs to nobody, or if the cron creates a new thread for each run, the cron belongs to the
-    person on whose behalf it was created or, failing that, to the user who created it.
+    A cron that runs on an existing thread belongs to the same person as the thread. A cron belongs
+    to the user who created the cron in two cases: the cron creates a new thread for each run, or
+    the cron's thread has no owner. If the cron's creator acted for another person, the cron belongs
+    to that person.
 
     Args:
         database: The database of the command.
         thread_id: The thread of the crons, or None for all crons.
         user: The person of the crons, or None for all persons.
     """
-    from perdure.checkpointers.crons import CronTable
+    from perdure.run_tables.crons import CronTable
 
     matches: list[tuple[CronRow, str]] = []
     for cron in await CronTable(database.saver).list_crons():

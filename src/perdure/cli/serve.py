@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from perdure.cli.app import CommandDatabase, DbOption, UserOption, app, open_database
+from perdure.cli.app import (
+    CommandDatabase,
+    DbOption,
+    UserOption,
+    app,
+    explain_missing_server_packages,
+    open_database,
+)
 from perdure.cli.output import format_count, print_note, print_text
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.storage.host_names import ascii_host
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from perdure.graphs.langgraph_json import LanggraphFile
-    from perdure.server.access import Access
+    from perdure.server.http.access import Access
     from perdure.settings import Settings
 
 # Maximum number of open connections per process. Requests on further connections are answered with
@@ -75,7 +82,7 @@ def serve(
         int, typer.Option(min=0, max=65535, metavar="N", help="The port to listen on.")
     ] = 2024,
     keys: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The file with the API keys of the users.")
+        str | None, typer.Option(metavar="FILE", help="The file that contains the users' API keys.")
     ] = None,
     auth: Annotated[
         str | None,
@@ -85,7 +92,7 @@ def serve(
     ] = None,
     graphs: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The langgraph.json with the graphs to serve."),
+        typer.Option(metavar="FILE", help="The langgraph.json file that defines the graphs."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -113,6 +120,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Add the user of the new key to this team (repeatable)."),
     ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Create the tables in the database, and exit.")
+    ] = False,
     log: Annotated[
         Literal["text", "json"],
         typer.Option(metavar="FORMAT", help="The log format, text or json."),
@@ -123,14 +133,14 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Grace period after SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Wait for active runs after SIGTERM."),
     ] = 10,
     workers: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="Number of worker processes.")
     ] = 1,
     webhook_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Allow run webhooks to call this host."),
+        typer.Option(metavar="NAME", help="Allow the webhooks of runs to call this host."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,
@@ -139,27 +149,22 @@ def serve(
 
     Without authentication, the server listens only on a loopback address.
     """
-    try:
+    with explain_missing_server_packages("the server"):
         import uvicorn  # noqa: F401 - imported to find out whether it works
 
         from perdure.graphs.langgraph_json import LanggraphFile
-        from perdure.server.guard import LOOPBACK_HOSTS
-        from perdure.server.keys import KeysFileAccess
+        from perdure.server.http.guard import LOOPBACK_HOSTS
+        from perdure.server.http.keys import KeysFileAccess
         from perdure.settings import load
-    except ImportError as exc:
-        raise MissingDependency(
-            'the server needs additional packages; run pip install ".[server]" in a checkout of '
-            "perdure"
-        ) from exc
     if new_key is not None:
         _print_new_key(new_key, team or [], keys)
         return
-    if team:
-        raise ConfigurationError(
-            f"--team {team[0]!r} can only be used with --new-key; remove --team"
-        )
+    _refuse_team_without_new_key(team)
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
+    if prepare:
+        _create_all_tables(db, user, keys, auth or (configured.auth if configured else None))
+        return
     access = _build_access(keys, auth, configured)
     if isinstance(access, KeysFileAccess) and access.is_readable_by_others:
         print_note(
@@ -169,8 +174,8 @@ def serve(
     is_local = _is_loopback(host)
     if access is None and not is_local:
         raise ConfigurationError(
-            f"other machines can connect to the address {host}, and without authentication anyone "
-            "could read and change everything; pass --keys or --auth, or remove --host"
+            f"cannot listen on {host} without authentication, because anyone who can connect could "
+            "read and change everything; pass --keys or --auth, or remove --host"
         )
     hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if is_local or allowed_host else None
     with ExitStack() as stack:
@@ -184,11 +189,20 @@ def serve(
         if configured is not None:
             _print_langgraph_file_warnings(configured, database, has_tenants=_has_tenants(access))
         listener = stack.enter_context(_open_listener(host, port))
-        proxies = None if proxy is None else [*map(str, proxy)]
-        inputs = _ServerInputs(
-            keys, auth, configured, audit, hosts, cors_origin or [], webhook_host or [], proxies
+        server = _Server(
+            database.settings,
+            keys=keys,
+            auth=auth,
+            graphs=configured,
+            audit=audit,
+            hosts=hosts,
+            origins=cors_origin or [],
+            webhook_hosts=webhook_host or [],
+            proxies=None if proxy is None else [*map(str, proxy)],
+            metrics=metrics,
+            log=log,
+            grace_s=grace,
         )
-        server = _Server(database.settings, inputs, metrics, log, grace)
         application = server.build_app()
         _print_server_summary(database, configured, keys, auth)
         url_host = f"[{host}]" if ":" in host else host
@@ -201,10 +215,61 @@ def serve(
             _supervise_workers(server, listener, workers)
 
 
-class _ServerInputs(NamedTuple):
-    """The files and addresses given in the options of `perdure serve` and in the settings.
+def _refuse_team_without_new_key(team: list[str] | None) -> None:
+    """Raise ConfigurationError if the option `--team` was given without `--new-key`."""
+    if team:
+        raise ConfigurationError(
+            f"--team {team[0]!r} can only be used with --new-key; remove --team"
+        )
+
+
+def _create_all_tables(
+    db: str | None, user: str | None, keys: str | None, auth: str | None
+) -> None:
+    """Create the tables of the checkpointer, the store and the server, if they do not exist.
+
+    If the keys file assigns API keys to tenants, the new tables are created with tenant isolation,
+    so that each tenant can access only its own rows.
+
+    Raises:
+        ConfigurationError: There are authentication handlers. They can return any tenant, so it is
+            unknown whether the tables need tenants. The error is also raised if only some keys have
+            tenants, or if keys have tenants, but the database is a file.
+    """
+    from perdure.run_tables.component import create_server_tables
+    from perdure.server.http.keys import KeysFileAccess
+
+    if auth is not None:
+        raise ConfigurationError(
+            f"--prepare cannot determine whether the handlers in {auth!r} assign tenants to users. "
+            "Run the command without them if they do not. If they do, call create_server_tables() "
+            "with a tenant instead (docs/postgres.md)"
+        )
+    options: dict[str, Any] = {}
+    with open_database(db, user, create=True) as database:
+        if keys is not None:
+            access = KeysFileAccess(keys)
+            _check_tenants_have_postgres(access, database.settings.db)
+            if tenants := access.tenants - {None}:
+                if None in access.tenants:
+                    raise ConfigurationError(
+                        f"some keys in {keys!r} have a tenant and others have none; give each key "
+                        "a tenant, or none of them"
+                    )
+                # The tables are the same for all tenants, so any tenant's name can be used.
+                options["tenant"] = tenants.pop()
+        saver, store = database.open_saver(options), database.open_store(options)
+        saver.setup()
+        store.setup()
+        create_server_tables(saver)
+        print_note(f"{saver.database.path} has all tables of the server", "dim")
+
+
+class _Server(NamedTuple):
+    """The configuration of a server, which is pickled and sent to each worker process.
 
     Attributes:
+        settings: The settings, with the options of the command applied.
         keys: The keys file, or None.
         auth: `FILE:NAME` of the authentication handlers, or None.
         graphs: The langgraph.json, or None.
@@ -213,8 +278,12 @@ class _ServerInputs(NamedTuple):
         origins: Sites whose scripts may call the server.
         webhook_hosts: Hosts that webhooks may call.
         proxies: Addresses of trusted proxies, or None.
+        metrics: Whether the server records metrics for Prometheus.
+        log: The format of the log.
+        grace_s: Seconds that active runs may take to end after SIGTERM.
     """
 
+    settings: Settings
     keys: str | None
     auth: str | None
     graphs: LanggraphFile | None
@@ -223,21 +292,6 @@ class _ServerInputs(NamedTuple):
     origins: list[str]
     webhook_hosts: list[str]
     proxies: list[str] | None
-
-
-class _Server(NamedTuple):
-    """The configuration of a server, which is pickled and sent to each worker process.
-
-    Attributes:
-        settings: The settings, with the options of the command applied.
-        inputs: Files and addresses that the options name.
-        metrics: Whether the server records metrics for Prometheus.
-        log: The format of the log.
-        grace_s: Seconds that active runs may take to end after SIGTERM.
-    """
-
-    settings: Settings
-    inputs: _ServerInputs
     metrics: bool
     log: Literal["text", "json"]
     grace_s: float
@@ -252,24 +306,24 @@ class _Server(NamedTuple):
         from perdure.server import create_app
         from perdure.server.databases import DatabaseOptions
         from perdure.server.graphs import Graphs
-        from perdure.server.logs import Audit
+        from perdure.server.http.logs import Audit
         from perdure.server.telemetry import Telemetry
 
-        inputs, file = self.inputs, self.inputs.graphs
-        options = None
-        if file is not None:
-            options = DatabaseOptions(file.import_store_options(), file.thread_ttl)
+        file = self.graphs
+        # Import the embedder before the graphs, because the modules of graphs may rely on what the
+        # embedder's module sets when it is imported, such as environment variables.
+        options = DatabaseOptions(file.import_store_options(), file.thread_ttl) if file else None
         return create_app(
             self.settings,
-            access=_build_access(inputs.keys, inputs.auth, file),
+            access=_build_access(self.keys, self.auth, file),
             graphs=Graphs.load_langgraph_json(file.path) if file else None,
             database_options=options,
             custom_app=file.import_app() if file else None,
-            hosts=inputs.hosts,
-            origins=[*inputs.origins, *(file.origins if file else ())],
-            audit=Audit(inputs.audit),
+            hosts=self.hosts,
+            origins=[*self.origins, *(file.origins if file else ())],
+            audit=Audit(self.audit),
             telemetry=Telemetry.from_environment(metrics=self.metrics),
-            webhook_hosts=inputs.webhook_hosts,
+            webhook_hosts=self.webhook_hosts,
             sessions=sessions,
         )
 
@@ -281,8 +335,8 @@ class _Server(NamedTuple):
         """
         import uvicorn
 
-        from perdure.server.logs import log_to_stderr
-        from perdure.server.websocket_sending import WebSocketProtocol
+        from perdure.server.http.logs import log_to_stderr
+        from perdure.server.http.websocket_sending import WebSocketProtocol
 
         log_to_stderr(self.log)
         config = uvicorn.Config(
@@ -291,8 +345,8 @@ class _Server(NamedTuple):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=self.inputs.proxies is not None,
-            forwarded_allow_ips=self.inputs.proxies or [],
+            proxy_headers=self.proxies is not None,
+            forwarded_allow_ips=self.proxies or [],
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
@@ -301,7 +355,8 @@ class _Server(NamedTuple):
         shut_down = server.shutdown
 
         async def drain_and_shut_down(sockets: list[socket.socket] | None = None) -> None:
-            # Stop the runs before uvicorn closes the connections of their readers.
+            # Stop the runs before uvicorn closes the connections of the clients that read the runs'
+            # events.
             await application.state.runs.stop_runs_after_grace_period(
                 self.grace_s, lambda: server.force_exit
             )
@@ -395,10 +450,9 @@ def _serve_in_worker_process(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Install a SIGTERM handler, and stop this process when its parent process dies.
 
-    If the parent process is killed by SIGKILL, it cannot stop its child processes. To handle this
-    case, an OS thread in the child process waits for the parent process to exit, and then sends
-    SIGTERM to the child process. If `sigterm_handler` is not the default handler, the OS thread
-    sends SIGKILL instead.
+    A parent process that is killed by SIGKILL cannot stop its child processes. In each child
+    process, an OS thread waits for the parent process to exit and then kills the child process. The
+    child process gets SIGTERM if `sigterm_handler` is the default handler, and SIGKILL if not.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()
@@ -414,8 +468,8 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
 
 def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
-    """Raise ConfigurationError if API keys have tenants but the database is not in Postgres."""
-    from perdure.server.keys import KeysFileAccess
+    """Raise ConfigurationError if an API key names a tenant but the database is not Postgres."""
+    from perdure.server.http.keys import KeysFileAccess
     from perdure.settings import is_dsn
 
     if isinstance(access, KeysFileAccess) and access.tenants != {None} and not is_dsn(db):
@@ -442,7 +496,7 @@ def _check_options_allow_several_workers(workers: int, db: str, metrics: bool) -
 
 def _has_tenants(access: Access | None) -> bool:
     """Return whether the server's users may belong to tenants."""
-    from perdure.server.access import LocalAccess
+    from perdure.server.http.access import LocalAccess
 
     return not isinstance(access, LocalAccess | None) and getattr(access, "tenants", ()) != {None}
 
@@ -478,8 +532,8 @@ def _print_langgraph_file_warnings(
     Raises:
         ConfigurationError: The stored vectors come from another embedder than `store.index` names.
     """
-    from perdure.checkpointers.thread_list import ThreadList
     from perdure.errors import EmbedderMismatch
+    from perdure.run_tables.thread_list import ThreadList
 
     if configured.ignored:
         sections = ", ".join(configured.ignored)
@@ -509,12 +563,13 @@ def _print_langgraph_file_warnings(
 def _build_access(
     keys: str | None, auth: str | None, configured: LanggraphFile | None
 ) -> Access | None:
-    """Build the server's authentication, or return None if the server has no authentication.
+    """Build the server's authentication backend, or return None if no authentication is configured.
 
-    Without the options `--keys` and `--auth`, the handlers configured in langgraph.json are used.
+    If neither `--keys` nor `--auth` is given, the authentication handlers configured in
+    langgraph.json are used.
     """
-    from perdure.server.auth_file import AuthFileAccess
-    from perdure.server.keys import KeysFileAccess
+    from perdure.server.http.auth_file import AuthFileAccess
+    from perdure.server.http.keys import KeysFileAccess
 
     auth = auth or (configured.auth if configured else None)
     if auth and keys:
@@ -524,9 +579,7 @@ def _build_access(
         )
     if auth:
         return AuthFileAccess(auth)
-    if not keys:
-        return None
-    return KeysFileAccess(keys)
+    return KeysFileAccess(keys) if keys else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -562,13 +615,13 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
     """Generate an API key for a user, and print it together with its entry for a keys file."""
-    from perdure.server.keys import create_api_key_and_hash
-    from perdure.server.keys_file import check_team_name
+    from perdure.server.http.keys import create_api_key_and_hash
+    from perdure.server.http.keys_file import check_team_name
 
     if keys is not None:
         raise ConfigurationError(
-            "--new-key prints the entry instead of writing it to a file; remove --keys, and append "
-            f">> {keys} to the command"
+            "--new-key prints the new entry and does not change the keys file; remove --keys, and "
+            f"redirect the output with >> {keys}"
         )
     team_names = [_quote_toml_string(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = create_api_key_and_hash(user)
@@ -598,8 +651,8 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
             'MCP needs additional packages; run pip install ".[server]" in a checkout of perdure'
         )
     from perdure import __version__
-    from perdure.server.logs import Audit, log_to_stderr
-    from perdure.server.mcp_opening import StartupResponder
+    from perdure.server.http.logs import Audit, log_to_stderr
+    from perdure.server.mcp_startup import StartupResponder
 
     with open_database(db, user, create=True) as database:
         log_to_stderr()
@@ -614,7 +667,8 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
             if line is not None:
                 from perdure.server.mcp import serve_stdio
 
-                lines = [*opening.replayed_lines, line]
-                asyncio.run(serve_stdio(database.settings, log, lines, sys.stdin))
+                asyncio.run(
+                    serve_stdio(database.settings, log, [*opening.replayed_lines, line], sys.stdin)
+                )
         finally:
             signal.signal(signal.SIGINT, old_handler)

@@ -12,7 +12,7 @@ from perdure.checkpointers.import_langgraph import SAVER_TABLES
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
 from perdure.cli.app import check_database_exists, open_database
 from perdure.settings import is_dsn, load
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.import_sources import STORE_TABLES
@@ -46,7 +46,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether the database was written by perdure rather than by langgraph."""
+        """Return whether perdure, and not langgraph, wrote the database."""
         return self.saver is not None or self.store is not None
 
 
@@ -65,10 +65,11 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
     if not _read_table_names(path) & _PERDURE_TABLES:
         # Connecting checks these tables.
         tables = *SAVER_TABLES, *STORE_TABLES
-        database = SQLiteDatabase(
-            path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes
-        )
-        with closing(database):
+        with closing(
+            SQLiteDatabase(
+                path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes
+            )
+        ) as database:
             database.connect()
         yield Source(path, max_value_bytes)
         return
@@ -82,8 +83,8 @@ def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
 
     The argument `key` overrides the configured encryption key.
 
-    The size of values is not limited here, because `perdure copy` is meant for the user's own
-    databases.
+    When a database is copied, the size of the values read from it is not limited, because `perdure
+    copy` is meant for the user's own databases.
     """
     if is_dsn(db):
         with open_database(db, allow_read_only=True, key=key) as file:
@@ -97,12 +98,8 @@ def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
 
 def _read_table_names(path: str) -> set[str]:
     """Return the names of the tables and indexes in a SQLite file."""
-
-    def flow() -> Flow[set[str]]:
-        return {name for (name,) in (yield Statement(_SELECT_TABLE_NAMES))}
-
     with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        return file.read(flow)
+        return {name for (name,) in file.read(lambda: fetch_rows(_SELECT_TABLE_NAMES))}
 
 
 @contextmanager
@@ -113,13 +110,15 @@ def _open_sqlite_source(path: str, key: str | None, max_value_bytes: int) -> Ite
     store: SQLiteStore | None = None
     with ExitStack() as stack:
         if "namespaces" in names or "store_items" not in names:
-            saver = SQLiteCheckpointer.open(
-                path, key=key, untrusted=True, max_value_bytes=max_value_bytes
+            saver = stack.enter_context(
+                SQLiteCheckpointer.open(
+                    path, key=key, untrusted=True, max_value_bytes=max_value_bytes
+                )
             )
-            stack.enter_context(saver)
         if "store_items" in names:
-            store = SQLiteStore.open(
-                path, key=key, index=None, untrusted=True, max_value_bytes=max_value_bytes
+            store = stack.enter_context(
+                SQLiteStore.open(
+                    path, key=key, index=None, untrusted=True, max_value_bytes=max_value_bytes
+                )
             )
-            stack.enter_context(store)
         yield Source(path, max_value_bytes, saver, store)

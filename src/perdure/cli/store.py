@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 store = add_command_group("store", "Read, write, search and remove items of the store.")
 
-# The notation for the empty namespace, which is a prefix of every other namespace.
+# On the command line, a slash stands for the empty namespace, which is a prefix of every other
+# namespace.
 _ROOT: Final = "/"
 NamespaceArgument = Annotated[
     str, Argument(metavar="NS", help="The namespace, such as users/alice.")
@@ -125,7 +126,7 @@ def put(
     key: Annotated[str, Argument(metavar="KEY", help="The key of the item.")],
     value: Annotated[
         str | None,
-        Argument(metavar="[JSON]", help="The value as a JSON object; - reads it from stdin."),
+        Argument(metavar="[JSON]", help="The value as a JSON object. Use - to read it from stdin."),
     ] = None,
     text: Annotated[
         str | None, Option(metavar="TEXT", help='Store {"text": TEXT} as the value.')
@@ -136,7 +137,7 @@ def put(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Store an item. The previous value is kept as an old version."""
+    """Store an item. Earlier versions of the item are kept."""
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError(
@@ -154,8 +155,11 @@ def put(
         database.store.put(namespace, key, new_value, ttl=ttl)
         item = database.store.get(namespace, key, refresh_ttl=False)
     assert item is not None  # The method `put` has stored the item.
-    sentence = f"{key!r} in {format_namespace(namespace)} is at version {item.version}"
-    print_json_or_sentence(_build_item_json(item), json, sentence)
+    print_json_or_sentence(
+        _build_item_json(item),
+        json,
+        f"{key!r} in {format_namespace(namespace)} is at version {item.version}",
+    )
 
 
 @store.command()
@@ -184,8 +188,9 @@ def get(
         return
     until = f", until {format_time(item.valid_to)}" if item.valid_to else ""
     expires = f", expires {format_time(item.expires_at)}" if item.expires_at else ""
-    age = format_age(item.valid_from)
-    print_note(f"version {item.version}, stored {age}{until}{expires}", "dim")
+    print_note(
+        f"version {item.version}, stored {format_age(item.valid_from)}{until}{expires}", "dim"
+    )
     print_json(item.value)
 
 
@@ -213,9 +218,12 @@ def history(
         )
         for item in versions
     ]
-    columns = ("version", "from", "to", "value")
     print_json_or_table(
-        [_build_item_json(item) for item in versions], json, columns, rows, ids=("from", "to")
+        [_build_item_json(item) for item in versions],
+        json,
+        ("version", "from", "to", "value"),
+        rows,
+        ids=("from", "to"),
     )
 
 
@@ -239,8 +247,15 @@ def search(
 ) -> None:
     """List or search the items under a namespace prefix."""
     namespace, conditions = parse_namespace(prefix), _parse_filter(filter)
-    options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
-    options |= {"limit": limit, "explain": json, "refresh_ttl": False}
+    options: dict[str, Any] = {
+        "query": query,
+        "filter": conditions,
+        "mode": mode,
+        "as_of": as_of,
+        "limit": limit,
+        "explain": json,
+        "refresh_ttl": False,
+    }
     with (
         open_database(db, allow_read_only=True) as database,
         show_status("reading the search index …"),
@@ -283,8 +298,13 @@ def namespaces(
         namespaces_found = database.store.list_namespaces(
             prefix=parse_namespace(prefix), limit=limit, as_of=as_of
         )
-    rows = [(format_namespace(labels),) for labels in namespaces_found]
-    print_json_or_table(namespaces_found, json, ["namespace"], rows, ids=("namespace",))
+    print_json_or_table(
+        namespaces_found,
+        json,
+        ["namespace"],
+        [(format_namespace(labels),) for labels in namespaces_found],
+        ids=("namespace",),
+    )
 
 
 def _format_value(value: dict[str, Any]) -> str:
@@ -315,7 +335,7 @@ def delete(ns: NamespaceArgument, key: KeyArgument, db: DbOption = None) -> None
 def forget(
     prefix: Annotated[
         str | None,
-        Argument(metavar="[PREFIX]", help="Erase only under this prefix; / means everything."),
+        Argument(metavar="[PREFIX]", help="Erase only items under this prefix; / means all items."),
     ] = None,
     filter: FilterOption = None,
     query: QueryOption = None,
@@ -326,8 +346,8 @@ def forget(
 ) -> None:
     """Permanently erase items, and the messages they came from.
 
-    All versions of the items are erased. The messages that are listed in an item's provenance are
-    also erased if they are in the same database.
+    All versions of the items are erased. The messages listed in an item's provenance are also
+    erased if they are stored in the same database as the item.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
@@ -359,7 +379,7 @@ def _describe_receipt(receipt: Receipt) -> str:
 
 @store.command()
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Recompute the vectors that another embedding model computed.
+    """Recompute vectors that another embedding model has computed.
 
     Vectors are computed by the embedder configured in langgraph.json or, if there is none, by
     perdure's offline model. If the command is interrupted, run the command again to continue.

@@ -1,10 +1,11 @@
-"""Implement the `perdure threads`, `fork`, `rewind` and `delete` commands for whole threads."""
+"""Implement the thread commands `perdure threads`, `fork`, `rewind` and `delete`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -18,8 +19,10 @@ from perdure.cli.app import (
     ThreadArgument,
     YesOption,
     app,
+    check_user_filter,
     complete_thread_id,
     open_database,
+    print_note_if_has_more_and_exit_if_no_match,
     require_confirmation,
     resolve_checkpoint_id,
     resolve_thread_id,
@@ -40,7 +43,7 @@ from perdure.cli.output import (
     show_status,
 )
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
-from perdure.settings import THREADS_LIMIT, check_user
+from perdure.settings import THREADS_LIMIT
 
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
@@ -72,7 +75,8 @@ def threads(
     status: Annotated[
         Status | None,
         typer.Option(
-            metavar="STATUS", help="List only threads that are idle, waiting or unfinished."
+            metavar="STATUS",
+            help="Filter by status: idle, waiting or unfinished.",
         ),
     ] = None,
     limit: LimitOption = THREADS_LIMIT,
@@ -83,11 +87,10 @@ def threads(
     """List threads, most recently changed first, or search their text.
 
     If a thread has no title, the first words of its first human message are shown. For an imported
-    thread, the last activity shown is the time of its last message. The exit code is 1 if no thread
-    matches TEXT, --user, --waiting or --status.
+    thread, the list shows the time of the last message as the time of the last activity. The exit
+    code is 1 if no thread matches TEXT, --user, --waiting or --status.
     """
-    if user is not None:
-        check_user("--user", user, "remove --user to list the threads of all users")
+    check_user_filter(user, "threads")
     if waiting and status is not None:
         raise ConfigurationError(
             f"--waiting and --status {status} cannot be combined; remove one of them"
@@ -118,7 +121,8 @@ def threads(
             "status": [row["status"] for _, row in pairs],
             "user": [row["person"] or "" for _, row in pairs],
         }
-        # Omit a column if all its cells have usual values, such as the status "idle".
+        # Omit the status column if all threads are idle, and the user column if all threads belong
+        # to the configured user or to nobody.
         usual = {"status": {"idle"}, "user": {"", database.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
@@ -126,14 +130,13 @@ def threads(
     print_json_or_table(
         [row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=empty_note
     )
-    if len(heads) > limit:
-        print_note(f"there are more than {limit} threads; pass --limit N to list more")
-    if empty_note and not pairs:
-        raise typer.Exit(1)
+    print_note_if_has_more_and_exit_if_no_match(
+        len(heads) > limit, limit, "threads", no_match=bool(empty_note) and not pairs
+    )
 
 
 def _describe_conditions(text: str | None, user: str | None, status: str | None) -> str:
-    """Return a message that no thread matches the filters, or "" if no filters were given."""
+    """Return a message saying that no thread matches the filters, or "" if there are no filters."""
     conditions = [
         "" if user is None else f"belongs to {user!r}",
         "" if status is None else f"is {status}",
@@ -214,14 +217,14 @@ def _find_matching_heads(
     if not text and user is None and status is None:
         return database.saver.heads(limit=limit)
     from perdure.checkpointers.owner_record import may_owners_be_organisations
-    from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
+    from perdure.run_tables.thread_list import ListedThread, ThreadList, ThreadQuery
 
     are_organisations = may_owners_be_organisations(database.saver.database)
 
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
-        # Do not list a thread that does not exist yet because a client of the server has only
-        # reserved its id.
+        # Omit thread ids that a client of the server has only reserved, because threads with these
+        # ids do not exist yet.
         is_created = thread.head_metadata is not None or client is None or not client.is_reserved
         has_person = user is None or user == find_person_of_thread(
             thread.head_metadata or {}, {} if are_organisations else thread.metadata
@@ -238,14 +241,17 @@ def _find_matching_heads(
         status="interrupted" if status == "waiting" else None,
     )
     matches: list[ThreadHead] = []
-    threads, offset = ThreadList(database.saver), 0
-    while len(matches) < limit:
+    threads = ThreadList(database.saver)
+    for offset in count(0, limit):
         ids = threads.search(query, match_thread, limit, offset)
-        # A thread's head is None if the thread was deleted after the search found it.
-        heads = [head for head in map(database.saver.head, ids) if head is not None]
-        matches += [head for head in heads if status in (None, head.status.state)]
-        offset += limit
-        if len(ids) < limit:
+        # Skip a thread whose head is None, because the thread was deleted after the search found
+        # it.
+        matches += [
+            head
+            for head in map(database.saver.head, ids)
+            if head is not None and status in (None, head.status.state)
+        ]
+        if len(ids) < limit or len(matches) >= limit:
             break
     return matches[:limit]
 
@@ -260,9 +266,9 @@ def find_person_of_thread(
         thread_metadata: The metadata of the thread, whose `owner` is the person if there is no
             `user_id`.
     """
-    person = head_metadata.get("user_id") or thread_metadata.get("owner") or ""
-    # Convert the person to a string, because other programs may have stored a numeric `user_id`.
-    return str(person)
+    # Convert the person's id to a string, because other programs may have stored a numeric
+    # `user_id`.
+    return str(head_metadata.get("user_id") or thread_metadata.get("owner") or "")
 
 
 def _build_thread_json_or_none(
@@ -272,8 +278,8 @@ def _build_thread_json_or_none(
 
     Return None if another process has deleted the thread.
     """
+    from perdure.checkpointers.import_metadata import read_import_metadata
     from perdure.checkpointers.owner_record import may_owners_be_organisations
-    from perdure.checkpointers.titles import read_import_metadata
 
     try:
         info = asdict(database.saver.thread(head.thread_id))
@@ -312,10 +318,13 @@ def fork(
             raise ConfigurationError(
                 "the argument NEW is empty; pass an id for the copy of the thread"
             )
-        if any(info.thread_id == new for info in database.saver.threads(prefix=new)):
+        if database.saver.head(new) is not None:
             raise ConfigurationError(f"the thread {new!r} already exists; pass another id as NEW")
-        checkpoint = None if at is None else resolve_checkpoint_id(database, source, at)
-        database.saver.copy_thread(source, new, checkpoint_id=checkpoint)
+        database.saver.copy_thread(
+            source,
+            new,
+            checkpoint_id=None if at is None else resolve_checkpoint_id(database, source, at),
+        )
     print_text(f"copied {source!r} to {new!r}")
 
 
@@ -361,14 +370,14 @@ def delete(
 
     If you import an archive that contains a deleted conversation, the conversation is restored.
     """
-    from perdure.memory.thread_memories import forget_thread_memories
+    from perdure.memory.long_term.thread_memories import forget_thread_memories
 
     with open_database(db) as database:
         ids = list(dict.fromkeys(resolve_thread_id(database, typed) for typed in thread))
         message_count = sum(_count_messages(database, thread_id) for thread_id in ids)
-        memory_count = 0
-        if not keep_memories:
-            memory_count = forget_thread_memories(database.store, ids, dry_run=True).items
+        memory_count = (
+            0 if keep_memories else forget_thread_memories(database.store, ids, dry_run=True).items
+        )
         counts = f"{format_count(len(ids), 'thread')} with {format_count(message_count, 'message')}"
         if memory_count:
             counts += f" and {format_count(memory_count, 'memory', 'memories')}"
@@ -379,8 +388,9 @@ def delete(
             # Erase the memories before the threads. If the process crashed after deleting a thread,
             # the thread's memories could no longer be found.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            # Call `erase` only for the last thread, because a single call overwrites the bytes of
-            # all deleted threads in the file. The other threads are deleted by `prune`.
+            # Delete the last thread with `erase`, and all other threads with `prune`. One call of
+            # `erase` is enough, because it overwrites the bytes of all deleted threads in the
+            # database file.
             *others, last = ids
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
@@ -394,7 +404,8 @@ def delete(
 def _count_messages(database: CommandDatabase, thread_id: str) -> int:
     """Return the number of messages in a thread's history.
 
-    If the history cannot be read, fall back to the number of all items in the thread's logs.
+    If the thread's history cannot be read, return the number of all items in the thread's logs
+    instead.
     """
     with suppress(PerdureError):  # A thread with unreadable messages can still be deleted.
         return len(database.saver.history(thread_id))

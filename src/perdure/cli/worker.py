@@ -17,8 +17,8 @@ from perdure.cli.output import print_json, print_note, print_text
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
-    from perdure.memory.background import Background
-    from perdure.memory.extraction import ExtractionJob
+    from perdure.memory.long_term.background import Background
+    from perdure.memory.long_term.extraction import ExtractionJob
 
 # Default idle time, in seconds, after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
@@ -42,7 +42,7 @@ def worker(
     facts: Annotated[bool | None, typer.Option(help="Extract facts with a model.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Process only threads idle for this long."),
+        typer.Option(min=0, metavar="SECONDS", help="Process threads idle for at least this long."),
     ] = None,
     cron: Annotated[
         str | None,
@@ -57,15 +57,15 @@ def worker(
 ) -> None:
     """Extract memories in the background.
 
-    The worker extracts memories from the threads of all users. By default, a thread is processed
-    after it has been idle for some time. The worker runs until you stop it. If a thread's runs had
-    no user, the thread is counted, but no memories are extracted from it. Without --facts no model
-    is called, and each turn becomes a memory. The worker also applies the rules under [retention]
-    in perdure.toml every hour. The values under [worker] in perdure.toml are the defaults for these
-    options.
+    The worker extracts memories from the threads of all users. By default, memories are extracted
+    from a thread after the thread has been idle for some time. The worker runs until you stop it.
+    The worker skips threads whose runs have no user, and logs a warning with the number of skipped
+    threads. Without --facts no model is called, and each turn becomes a memory. The worker also
+    applies the rules under [retention] in perdure.toml every hour. The values under [worker] in
+    perdure.toml are the defaults for these options.
     """
-    from perdure.memory.background import Background, run_worker
-    from perdure.memory.extraction import Pace
+    from perdure.memory.long_term.background import Background, run_worker
+    from perdure.memory.long_term.extraction import Pace
     from perdure.settings import is_dsn
 
     finished: list[ExtractionJob] = []
@@ -118,8 +118,9 @@ def _apply_retention(database: CommandDatabase, background: Background, *, json:
 
     try:
         waiting = {job.thread_id for job in background.jobs() if job.state not in ("dead", "done")}
-        rules = database.settings.retention
-        report = retention.apply(rules, database.saver, database.store, skip=waiting)
+        report = retention.apply(
+            database.settings.retention, database.saver, database.store, skip=waiting
+        )
     except PerdureError as exc:
         _LOGGER.warning("retention failed and will be retried within an hour: %s", exc)
         return
@@ -145,20 +146,21 @@ def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        # If the retention pass takes longer than `_STOP_TIMEOUT_S` seconds, the process exits
-        # before the pass is complete. The remaining old data is removed when the worker is next
-        # started.
+        # An exiting worker waits at most `_STOP_TIMEOUT_S` seconds for a retention pass to finish.
+        # If the pass takes longer, the worker exits before the pass is complete. The remaining old
+        # data is removed when the worker is next started.
         thread.join(_STOP_TIMEOUT_S)
 
 
 @contextmanager
 def _print_extraction_logs_during_block() -> Iterator[None]:
     """Print log records from background extraction to stderr while the context is open."""
-    from perdure.memory.extraction import ExtractionJob
+    from perdure.memory.long_term.extraction import ExtractionJob
 
     class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # Skip log records about finished jobs, because `print_job` already prints these jobs.
+            # Skip log records about finished extraction jobs, because `print_job` already prints a
+            # line for each finished job.
             if not any(isinstance(argument, ExtractionJob) for argument in record.args or ()):
                 print_note(f"perdure: {record.getMessage()}")
 

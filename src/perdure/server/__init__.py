@@ -8,7 +8,7 @@ same checkpointers, stores and memory functions as other programs that import pe
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.server.app import create_app
+    from perdure.server.http.app import create_app
 
 __all__ = ["create_app"]
 
@@ -16,7 +16,7 @@ __all__ = ["create_app"]
 def __getattr__(name: str) -> Any:
     """Import `create_app` lazily, on first access."""
     if name == "create_app":
-        from perdure.server.app import create_app
+        from perdure.server.http.app import create_app
 
         return create_app
     raise AttributeError(f"module 'perdure.server' has no attribute {name!r}")

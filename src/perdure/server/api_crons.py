@@ -2,8 +2,8 @@
 
 A cron's runs have the permissions of the user who last changed the cron. A user may change a cron
 only if the cron's metadata matches the user's authorization filter. The person to whom a thread
-belongs may also see and delete any cron on that thread, because the cron's runs write to the
-person's thread.
+belongs may see and delete any cron on that thread, because the cron's runs write to the person's
+thread. Seeing the cron does not permit the person to change it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fastapi.exceptions import RequestValidationError
 from langgraph_sdk.schema import CronSelectField, CronSortBy
 from pydantic import Field, ValidationError
 
-from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow
-from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.server.access import (
+from perdure.run_tables.crons import CronTable
+from perdure.run_tables.records import CronRow
+from perdure.run_tables.thread_list import ThreadQuery
+from perdure.server.assistants import find_default_assistant, get_run_assistant
+from perdure.server.http.access import (
     Action,
     Forbidden,
     Refused,
@@ -33,16 +34,15 @@ from perdure.server.access import (
     require_filter_match,
     set_required_action,
 )
-from perdure.server.api_runs import (
+from perdure.server.http.call import Call, CurrentCall, PathId, SortedPage
+from perdure.server.http.reply import JSONReply
+from perdure.server.runs.run_manager import RunManager, ServerRuns, convert_raw_user_to_mapping
+from perdure.server.runs.run_request import WithoutNulls
+from perdure.server.runs.run_start import (
     act_for_user_named_in_context,
-    check_run_request_and_get_start_function,
+    check_run_request,
 )
-from perdure.server.assistants import find_default_assistant, get_run_assistant
-from perdure.server.call import Call, CurrentCall, PathId, SortedPage
-from perdure.server.reply import JSONReply
-from perdure.server.run_request import WithoutNulls
-from perdure.server.runs import Runs, ServerRuns, convert_raw_user_to_mapping
-from perdure.server.schedule import CronOptions, CronRequest
+from perdure.server.runs.schedule import CronOptions, CronRequest
 from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
@@ -52,8 +52,8 @@ _THREADS_PER_QUERY: Final = 500
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
 """Fields of a cron's payload that are shown only if `FoundCron.is_reachable` is True.
 
-Callers who see a cron of another user only because it runs on their own thread do not see these
-fields.
+If a caller sees another user's cron only because the cron runs on the caller's own thread, these
+fields are left out.
 """
 
 
@@ -62,8 +62,9 @@ class FoundCron(NamedTuple):
 
     Attributes:
         cron: The row of the cron.
-        is_reachable: Whether the metadata of the cron matches the caller's authorization filter. If
-            it does not, the caller sees the cron only because it runs on the caller's own thread.
+        is_reachable: Whether the metadata of the cron matches the caller's authorization filter and
+            the conditions that an authorization handler added to the search. If False, the caller
+            may see the cron only if the cron runs on one of the caller's own threads.
     """
 
     cron: CronRow
@@ -97,17 +98,11 @@ async def create_cron(
     If the request URL contains a thread id, all runs of the cron use this thread. Otherwise, each
     run gets a new thread.
     """
+    call = act_for_user_named_in_context(call, body)
     now, cron_id = time.time(), str(uuid4())
-    ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
-    times = {"schedule": body.schedule, "end_time": body.end_time}
-    metadata = dict(body.metadata)
-    permitted = await call.authorize_arguments(
-        {**ids, **times, "payload": body.to_stored(), "metadata": metadata}
-    )
     new_cron = CronRow(cron_id, thread_id, None, now, now, {})
-    cron = await _check_cron_request_and_build_row(
-        call, runs, body, new_cron, permitted["metadata"] or {}
-    )
+    metadata = await _authorize_creation_and_get_metadata(call, body, new_cron)
+    cron = await _check_cron_request_and_build_row(call, runs, body, new_cron, metadata)
     if not await CronTable(call.saver).create(cron):
         raise UnknownThread(f"there is no thread {thread_id!r}")
     return JSONReply(_build_cron_json(cron))
@@ -120,10 +115,14 @@ async def update_cron(
 ) -> Response:
     """Update fields of a cron, and merge new metadata into the existing metadata.
 
-    Later runs of the cron have the permissions of the user who sends this request.
+    Later runs of the cron have the permissions of the user who sends this request. If the updated
+    context contains a `user_id`, later runs of the cron act on behalf of that user. The caller may
+    then also need the permission to create a cron on behalf of that user. This permission is not
+    needed if the user is the caller, or if the cron's runs acted on behalf of the same user before
+    the update.
     """
     metadata = body.get("metadata") or {}
-    permitted = await call.authorize_arguments(
+    permitted = await call.authorize_action_arguments(
         {
             "cron_id": cron_id,
             "payload": body,
@@ -137,12 +136,19 @@ async def update_cron(
             f"crons have no field {', '.join(sorted(unknown))}; remove the field from the request"
         )
     try:
-        merged = {**cron.content["payload"], **body, "metadata": metadata}
-        changed = CronRequest.model_validate(merged)
+        changed = CronRequest.model_validate(
+            {**cron.content["payload"], **body, "metadata": metadata}
+        )
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
     changed.metadata = {**cron.content["metadata"], **changed.metadata}
     merged_metadata = {**changed.metadata, **(permitted["metadata"] or {})}
+    person_call = act_for_user_named_in_context(call, changed)
+    if person_call is not call and (
+        person_call.identity.acting_for != cron.content.get("acting_for")
+    ):
+        call, changed.metadata = person_call.with_action("crons:create"), merged_metadata
+        merged_metadata = await _authorize_creation_and_get_metadata(call, changed, cron)
     cron = await _check_cron_request_and_build_row(call, runs, changed, cron, merged_metadata)
     stored = await CronTable(call.saver).update(
         cron, sets_next_time=bool(_SCHEDULE_FIELDS & body.keys())
@@ -156,11 +162,11 @@ async def update_cron(
 @set_required_action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     """Delete a cron. Runs that the cron has already started are not cancelled."""
-    await call.authorize_arguments({"cron_id": cron_id})
+    await call.authorize_action_arguments({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
         matches_filter(cron.content["metadata"], call.filter)
-        or await _is_cron_on_own_thread(call, cron, "threads:update")
+        or await _is_cron_on_permitted_own_thread(call, cron, "threads:update")
     ):
         raise _build_unknown_cron_error(cron_id)
     await CronTable(call.saver).delete(cron)
@@ -184,16 +190,41 @@ async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) ->
     return len(await _find_crons(call, runs, body))
 
 
+async def _authorize_creation_and_get_metadata(
+    call: Call, body: CronRequest, new_cron: CronRow
+) -> dict[str, Any]:
+    """Check that the caller may create a cron, and return the metadata to store with the cron.
+
+    An authorization handler may change the requested metadata.
+
+    Raises:
+        Forbidden: The caller may not create the cron.
+    """
+    permitted = await call.authorize_action_arguments(
+        {
+            "cron_id": new_cron.cron_id,
+            "thread_id": new_cron.thread_id,
+            "user_id": call.identity.person,
+            "schedule": body.schedule,
+            "end_time": body.end_time,
+            "payload": body.build_fields_to_store(),
+            "metadata": dict(body.metadata),
+        }
+    )
+    return permitted["metadata"] or {}
+
+
 async def _check_cron_request_and_build_row(
-    call: Call, runs: Runs, body: CronRequest, previous_row: CronRow, metadata: dict[str, Any]
+    call: Call, runs: RunManager, body: CronRequest, previous_row: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
     """Validate a request that creates or changes a cron, and build the cron's row.
 
-    The request is refused if the caller is not permitted to start the cron's runs.
+    A request to create or change a cron is refused if the caller is not permitted to start the
+    cron's runs.
 
     Args:
         call: The call of the client.
-        runs: The runs of the server.
+        runs: The run manager of the server.
         body: The fields of the cron.
         previous_row: The cron before the change. A new cron has a row without content.
         metadata: The metadata after the change.
@@ -204,7 +235,7 @@ async def _check_cron_request_and_build_row(
     """
     if previous_row.thread_id is not None and "on_run_completed" in body.model_fields_set:
         raise ConfigurationError(
-            "on_run_completed applies only to crons without a thread_id; remove it"
+            "on_run_completed applies only to crons without a thread_id; remove on_run_completed"
         )
     require_filter_match("a cron", validate_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
@@ -212,14 +243,12 @@ async def _check_cron_request_and_build_row(
         call.with_action("threads:create_run"),
         act_for_user_named_in_context(call, body).identity,
     )
-    await check_run_request_and_get_start_function(
-        run_call, runs, body.model_copy(), previous_row.thread_id
-    )
+    await check_run_request(run_call, runs, body.model_copy(), previous_row.thread_id)
     assistant = await get_run_assistant(
         run_call.without_acting_for(), runs.graphs, body.assistant_id
     )
     content = {
-        "payload": {**body.to_stored(), "assistant_id": assistant["assistant_id"]},
+        "payload": {**body.build_fields_to_store(), "assistant_id": assistant["assistant_id"]},
         "graph": assistant["graph_id"],
         "metadata": metadata,
         "user": identity.user,
@@ -240,7 +269,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     cron = await CronTable(call.saver).get(cron_id)
     if cron is not None and matches_filter(cron.content["metadata"], call.filter):
         return cron
-    if cron is not None and await _is_cron_on_own_thread(call, cron, "threads:read"):
+    if cron is not None and await _is_cron_on_permitted_own_thread(call, cron, "threads:read"):
         raise Forbidden(
             f"the cron {cron_id!r} runs on your thread, but belongs to another user; you can "
             "delete the cron, but only its owner can change it"
@@ -248,8 +277,12 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     raise _build_unknown_cron_error(cron_id)
 
 
-async def _is_cron_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
-    """Return whether a cron is bound to a thread whose runs use the caller's memories.
+async def _is_cron_on_permitted_own_thread(
+    call: Call, cron: CronRow, thread_action: Action
+) -> bool:
+    """Return whether a cron runs on a thread that belongs to the caller.
+
+    A thread belongs to the caller if the thread's runs use the caller's memories.
 
     Return False if the caller is not permitted to perform the action on the thread.
     """
@@ -272,24 +305,30 @@ async def _select_own_thread_ids(call: Call, thread_ids: Collection[str | None])
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
-        permitted = await search_call.authorize_arguments({"metadata": {}})
+        permitted = await search_call.authorize_action_arguments({"metadata": {}})
     except Refused:
         return own_ids
     for start in range(0, len(ids), _THREADS_PER_QUERY):
-        page = ids[start : start + _THREADS_PER_QUERY]
-        query = ThreadQuery(ids=page, metadata=permitted["metadata"], person=call.identity.person)
+        query = ThreadQuery(
+            ids=ids[start : start + _THREADS_PER_QUERY],
+            metadata=permitted["metadata"],
+            person=call.identity.person,
+        )
         own_ids |= await search_call.threads.find_thread_ids_of_person(query)
     return own_ids
 
 
-async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
+async def _find_crons(call: Call, runs: RunManager, filters: CronFilters) -> list[FoundCron]:
     """Return the crons that match the filters and that the caller may see.
 
-    The caller may see a cron if its metadata matches the caller's authorization filter, or if it is
-    bound to a thread whose runs use the caller's memories.
+    The caller may see a cron if the cron's metadata matches the caller's authorization filter and
+    the conditions that an authorization handler added to the search. The caller may also see a cron
+    that runs on one of the caller's own threads; see `_select_own_thread_ids`.
     """
-    permitted = await call.authorize_arguments(filters.model_dump())
-    # An authorization handler may have added the owner to the metadata.
+    permitted = await call.authorize_action_arguments(filters.model_dump())
+    # `permitted["metadata"]` is the metadata filter of the request, to which an authorization
+    # handler may have added conditions, such as the owner. A cron that does not match the added
+    # conditions is found only if it runs on the caller's own thread.
     is_permitted = build_json_containment_predicate(permitted["metadata"] or {})
     matches_metadata = build_json_containment_predicate(filters.metadata)
     default = find_default_assistant(runs.graphs, filters.assistant_id or "")

@@ -1,6 +1,7 @@
 """REST endpoints for a user's memories.
 
-With the query parameter `team`, the endpoints use the memories of one of the user's teams instead.
+If a request has the query parameter `team`, the endpoint uses the memories of one of the user's
+teams instead of the user's own memories.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from pydantic import AwareDatetime, BaseModel, Field
 from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
-from perdure.server.access import set_required_action
-from perdure.server.call import Call, CurrentCall, PathId
-from perdure.server.reply import JSONObject, build_json_reply
-from perdure.server.teams import build_team_keyword_argument
+from perdure.server.http.access import set_required_action
+from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.http.reply import JSONObject, build_json_reply
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 from perdure.stores import Provenance
 
@@ -42,7 +42,7 @@ class MemorySearch(BaseModel):
 class NewMemory(BaseModel):
     """The body of `POST /memories`.
 
-    The field `memory` is a text, or an object with `text` and other fields.
+    The field `memory` is a string, or an object with the field `text` and optional other fields.
     """
 
     memory: str | JSONObject
@@ -73,10 +73,12 @@ async def list_memories(
 
     With `as_of`, list the memories that were valid at that time.
     """
-    arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _authorize_and_build_memory_collection(call, arguments, team)
-    options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
-    return await build_json_reply(await memories.alist(**options, config=config))
+    memories, config = await _authorize_and_build_memory_collection(
+        call, {"filter": None, "query": None, "limit": limit, "offset": offset}, team
+    )
+    return await build_json_reply(
+        await memories.alist(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
+    )
 
 
 @routes.post("/memories/search")
@@ -84,23 +86,26 @@ async def list_memories(
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """Search for memories, and return them with a breakdown of their scores, best match first.
 
-    The search finds the memories that an agent would recall with the same options. In the response,
-    `text` is what the agent's model would see if the agent recalled these memories, and `floor` is
-    the minimum score for a memory to be returned. If the request sets `explain`, the response also
-    lists the memories that scored less than `floor`, in the field `below`.
+    The search finds the memories that an agent would recall with the same options. The response
+    field `text` contains the found memories as a single text. `text` is the text that an agent
+    would pass to its model if the agent recalled these memories. Memories are returned only if
+    their score is at least `floor`. If the request sets `explain`, the response also lists the
+    memories that scored less than `floor`, in the field `below`.
     """
-    arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_keyword_argument(team)}
+    selection = await call.authorize_and_build_memory_namespace_and_config(
+        team, filter=None, query=body.query, limit=body.limit, offset=0
     )
     recalled = await arecall(store=call.store, **body.model_dump(), **selection)
-    reply = {
-        "memories": recalled.memories,
-        "tokens": recalled.tokens,
-        "left_out": recalled.left_out,
-    }
-    reply |= {"floor": recalled.min_score, "below": recalled.below_min_score, "text": str(recalled)}
-    return await build_json_reply(reply)
+    return await build_json_reply(
+        {
+            "memories": recalled.memories,
+            "tokens": recalled.tokens,
+            "left_out": recalled.left_out,
+            "floor": recalled.min_score,
+            "below": recalled.below_min_score,
+            "text": str(recalled),
+        }
+    )
 
 
 @routes.post("/memories")
@@ -118,9 +123,11 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
     memories, config = await _authorize_and_build_memory_collection(
         call, arguments, team, kind=body.kind
     )
-    provenance = _build_provenance_of_team_memory(call, team)
     outcome = await memories.ainsert(
-        body.memory, key=body.key, provenance=provenance, config=config
+        body.memory,
+        key=body.key,
+        provenance=_build_provenance_of_team_memory(call, team),
+        config=config,
     )
     call.record_for_audit(key=outcome.key)
     return await build_json_reply(outcome)
@@ -133,15 +140,18 @@ async def change_memory(
 ) -> Response:
     """Correct a memory whose text is wrong, or replace a memory that is no longer true.
 
-    Without `supersede`, the old text is considered to have been wrong. With `supersede`, the old
-    text is considered to have been true until the time `at` (default: now). In both cases, the old
-    text is kept as an earlier version of the memory.
+    Without `supersede`, the old text is assumed to have been wrong from the start. With
+    `supersede`, the old text is assumed to have been true until the time `at` (default: now). With
+    or without `supersede`, the old text is kept as an earlier version of the memory.
     """
     memories, config = await _authorize_and_build_memory_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
-    options: JSONObject = {"if_version": body.if_version, "config": config}
-    options["provenance"] = _build_provenance_of_team_memory(call, team)
+    options: JSONObject = {
+        "if_version": body.if_version,
+        "config": config,
+        "provenance": _build_provenance_of_team_memory(call, team),
+    }
     if body.supersede:
         return await build_json_reply(
             await memories.asupersede(key, body.memory, at=body.at, **options)
@@ -162,7 +172,7 @@ async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -
 async def _authorize_and_build_memory_collection(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """Check that the caller may perform the action, and return the memories it applies to.
+    """Check that the caller may perform an action on memories, and return these memories.
 
     Args:
         call: The request.
@@ -173,19 +183,16 @@ async def _authorize_and_build_memory_collection(
     Returns:
         The collection, and the config for its methods.
     """
-    selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_keyword_argument(team)}
-    )
+    selection = await call.authorize_and_build_memory_namespace_and_config(team, **arguments)
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 
 def _build_provenance_of_team_memory(call: Call, team: str | None) -> Provenance | None:
-    """Return the provenance of a team memory, which includes the name of the memory's author.
+    """Return the provenance of a new team memory, which identifies its author.
 
-    For a memory that belongs to the user instead of a team, return None, so that the default
-    provenance is used.
+    If `team` is None, the memory is the user's own. Return None, which means that the memory gets
+    the default provenance.
     """
     if team is None:
         return None
-    author = call.identity.person
-    return Provenance(actor="user", trust="user", at=datetime.now(UTC), author=author)
+    return Provenance(actor="user", trust="user", at=datetime.now(UTC), author=call.identity.person)

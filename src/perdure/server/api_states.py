@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
@@ -16,25 +16,41 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from perdure.checkpointers.labels import CALLER, CALLER_ACTION, TURN_WITHOUT_MEMORY
-from perdure.checkpointers.thread_list import ListedThread
 from perdure.effects import arun_operation
-from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
+from perdure.errors import (
+    ConfigurationError,
+    InvalidUpdate,
+    PerdureError,
+    StorageError,
+    UnknownCheckpoint,
+)
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import set_required_action
-from perdure.server.call import Call, CurrentCall, PathId
-from perdure.server.graphs import default_assistant_id
-from perdure.server.message_authors import mark_checkpoint_as_changed_by_other_users
-from perdure.server.person import Person, Sender, choose_person_of_run
-from perdure.server.reply import JSONObject, build_json_reply
-from perdure.server.run_request import (
+from perdure.run_tables.thread_list import ListedThread
+from perdure.server.graphs import Graph, default_assistant_id
+from perdure.server.http.access import Forbidden, set_required_action
+from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.http.reply import JSONObject, build_json_reply
+from perdure.server.runs.changes_by_other_users import (
+    does_run_continue_changes_by_other_users,
+    have_other_users_changed_turn,
+)
+from perdure.server.runs.run_manager import RunManager, ServerRuns
+from perdure.server.runs.run_request import (
     CheckpointRef,
     CommandFields,
+    get_checkpoint_ids_by_namespace,
     parse_repeated_or_json_array_parameter,
 )
-from perdure.server.runs import Runs, ServerRuns
+from perdure.server.thread_person import (
+    Person,
+    Sender,
+    choose_graph_and_assistant_metadata,
+    choose_person_of_run,
+)
 from perdure.server.threads import format_interrupt_for_api
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
+T = TypeVar("T")
 routes = APIRouter(tags=["threads"])
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -59,7 +75,7 @@ class StateChange(BaseModel):
 class NodeUpdate(BaseModel):
     """A state update that is applied as if a node had returned it.
 
-    The update consists of either values or a command.
+    A node update contains either values for the state or a langgraph command.
     """
 
     values: JSONObject | list[JSONObject] | None = None
@@ -76,7 +92,7 @@ class NodeUpdate(BaseModel):
 
 
 class Superstep(BaseModel):
-    """A list of state updates that are applied together in one step of the graph."""
+    """A list of state updates that are applied together in a single superstep of the graph."""
 
     updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 
@@ -105,9 +121,12 @@ async def get_state(
     ] = None,
 ) -> Response:
     """Return a thread's latest state, or its state at the given checkpoint."""
-    checkpoint = {"checkpoint_id": checkpoint_id}
-    body = StateQuery(checkpoint=checkpoint, subgraphs=subgraphs, select=select)
-    return await get_state_at(call, runs, thread_id, body)
+    return await get_state_at(
+        call,
+        runs,
+        thread_id,
+        StateQuery(checkpoint={"checkpoint_id": checkpoint_id}, subgraphs=subgraphs, select=select),
+    )
 
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
@@ -122,13 +141,11 @@ async def get_state_at(
     )
     await call.require_model_view_access(thread_id, config["configurable"]["checkpoint_ns"])
     checkpoint = await get_checkpoint(call, config)
-    async with _open_graph_of_thread(runs, call, thread) as graph:
-        state = None
-        if graph is not None:
-            with _log_and_suppress_reducer_errors():
-                state = await graph.aget_state(config, subgraphs=body.subgraphs)
-        if state is None:
-            state = await _read_state_without_graph(call, checkpoint, config)
+    state = await _read_with_graph_if_possible(
+        runs, call, thread, lambda graph: graph.aget_state(config, subgraphs=body.subgraphs)
+    )
+    if state is None:
+        state = await _read_state_without_graph(call, checkpoint, config)
     return await build_json_reply(_select_state_fields(build_state_json(state), body.select))
 
 
@@ -182,18 +199,21 @@ async def search_history(
     )
     await call.require_model_view_access(thread_id, config["configurable"]["checkpoint_ns"])
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
-    options: JSONObject = {"limit": body.limit, "filter": body.metadata}
-    options["before"] = build_checkpoint_config(thread_id, before) if before else None
-    async with _open_graph_of_thread(runs, call, thread) as graph:
-        states = None
-        if graph is not None:
-            with _log_and_suppress_reducer_errors():
-                states = [state async for state in graph.aget_state_history(config, **options)]
-        if states is None:
-            states = [
-                await _read_state_without_graph(call, state, state.config)
-                async for state in call.saver.alist(config, **options)
-            ]
+    options: JSONObject = {
+        "limit": body.limit,
+        "filter": body.metadata,
+        "before": build_checkpoint_config(thread_id, before) if before else None,
+    }
+
+    async def read_history(graph: Graph) -> list[StateSnapshot]:
+        return [state async for state in graph.aget_state_history(config, **options)]
+
+    states = await _read_with_graph_if_possible(runs, call, thread, read_history)
+    if states is None:
+        states = [
+            await _read_state_without_graph(call, state, state.config)
+            async for state in call.saver.alist(config, **options)
+        ]
     return await build_json_reply(
         [_select_state_fields(build_state_json(state), body.select) for state in states]
     )
@@ -211,9 +231,9 @@ async def list_items(
 ) -> Response:
     """List one page of the history of a channel, in chronological order.
 
-    The first page contains the items that were stored most recently. The history includes items
-    that have since been removed from the state. To get the page of earlier items, pass the
-    `position` of the first item on this page as `before`.
+    The first page contains the items that were stored most recently. The history of a channel
+    includes items that have since been removed from the thread's state. To get the previous page,
+    pass the `position` of the current page's first item as `before`.
     """
     await call.permit_thread(thread_id)
     await call.require_model_view_access(thread_id, checkpoint_ns)
@@ -225,15 +245,20 @@ async def list_items(
         before=before,
         missing_ok=True,
     )
-    names = ("position", "seen", "branch", "stored_at", "value")
     return await build_json_reply(
-        [{name: getattr(item, name) for name in names} for item in history]
+        [
+            {
+                name: getattr(item, name)
+                for name in ("position", "seen", "branch", "stored_at", "value")
+            }
+            for item in history
+        ]
     )
 
 
 async def update_thread_state(
     call: Call,
-    runs: Runs,
+    runs: RunManager,
     thread: ListedThread,
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
@@ -244,7 +269,7 @@ async def update_thread_state(
 
     Args:
         call: The call of the client.
-        runs: The runs of the server.
+        runs: The run manager of the server.
         thread: The thread.
         config: The checkpoint to start from.
         supersteps: The updates, one step after the other.
@@ -262,7 +287,7 @@ async def update_thread_state(
     ):
         # Read the thread again. This raises UnknownThread if the thread has been deleted.
         thread = await call.threads.get_permitted_row(thread_id)
-        base_checkpoint = await get_checkpoint(call, config)
+        await get_checkpoint(call, config)  # Raises UnknownCheckpoint if no checkpoint matches.
         if graph is None:
             name = thread.metadata.get("graph_id")
             fault = (
@@ -274,16 +299,24 @@ async def update_thread_state(
                 f"the state of thread {thread_id!r} cannot be updated, because its metadata "
                 f"{fault}; set graph_id in the metadata to a graph that is served"
             )
-        sender, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
+        sender, person = _find_sender_of_update_and_person_of_thread(runs, call, thread)
         person_metadata = person.build_checkpoint_metadata(sender)
         sent_values = [update.values for step in steps for update in step]
+        # Treat an update of a thread that belongs to nobody as a change by another user. The thread
+        # could be rewound to an older checkpoint whose metadata names a person as the thread's
+        # user.
+        is_changed_by_other_users = not (
+            person.user and person.is_sender_trusted
+        ) or await does_run_continue_changes_by_other_users(
+            call.saver, thread, get_checkpoint_ids_by_namespace(config["configurable"])
+        )
         marker = person.build_other_author_marker(
             sender,
             thread_id,
             sent_values,
-            continues_turn=True,
-            start_checkpoint_id=None,
-            is_state_update=True,
+            was_changed_by_other_users=thread.changes_by_other_users != "none",
+            # An update for the node `__copy__` stores a checkpoint without the config's metadata.
+            is_turn_without_memory=is_changed_by_other_users,
         )
         steps = [
             [
@@ -294,21 +327,9 @@ async def update_thread_state(
             ]
             for step in steps
         ]
-        checkpoint_ns = config["configurable"].get("checkpoint_ns")
-        if (
-            checkpoint_ns
-            and not person.is_sender_trusted
-            and await _has_subgraph(graph, checkpoint_ns)
-        ):
-            # A later run continues from one of two checkpoints in the root namespace, either from
-            # the head or from the parent of the subgraph's checkpoint. Mark both checkpoints.
-            parents: Mapping[str, str] = (base_checkpoint.metadata if base_checkpoint else {}).get(
-                "parents", {}
-            )
-            for checkpoint_id in {None, parents.get("")}:
-                await mark_checkpoint_as_changed_by_other_users(
-                    call.saver, thread_id, checkpoint_id, is_turn_without_memory=True
-                )
+        if is_changed_by_other_users:
+            await call.threads.record_changes_by_other_users(thread_id, "since_last_message")
+        has_changed_state = False
         for step in steps:
             # Call `abulk_update_state` separately for each superstep, because langgraph adds the
             # config's metadata only to the first checkpoint that a call creates.
@@ -316,95 +337,199 @@ async def update_thread_state(
             try:
                 with marker.mark_messages_during_block():
                     config = await graph.abulk_update_state(config, [step])
-            except PerdureError:
-                raise
             except Exception as exc:
+                if (
+                    is_changed_by_other_users
+                    and not has_changed_state
+                    and not isinstance(exc, StorageError)
+                ):
+                    await call.threads.record_changes_by_other_users(
+                        thread_id, thread.changes_by_other_users
+                    )
+                if isinstance(exc, PerdureError):
+                    raise
                 # A channel's reducer may raise any exception if it cannot apply the values.
-                message = f"{type(exc).__name__}: {exc!s:.300}"
-                raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
+                raise InvalidUpdate(
+                    f"the update cannot be applied: {type(exc).__name__}: {exc!s:.300}"
+                ) from exc
+            has_changed_state = True
+        # An update of a subgraph's checkpoint does not change the newest turn of the thread.
+        is_head_new = not config["configurable"].get("checkpoint_ns")
+        if (
+            is_head_new
+            and not is_changed_by_other_users
+            and thread.changes_by_other_users != "none"
+        ):
+            await call.threads.record_changes_by_other_users(thread_id, "earlier")
         next_nodes = (await call.saver.astatus(thread_id)).next
         await call.threads.set_run_status(thread_id, "interrupted" if next_nodes else "idle")
     return config
 
 
-async def mark_head_if_chosen_by_other_user(runs: Runs, call: Call, thread_id: str) -> None:
-    """Record at a thread's head that a user other than the thread's person has changed the thread.
+async def is_caller_trusted_as_thread_person(runs: RunManager, call: Call, thread_id: str) -> bool:
+    """Return whether the caller's changes count as changes by the thread's user.
 
-    Nothing is recorded if the caller's changes count as changes by the person; see
-    `Person.is_sender_trusted`.
+    The thread's user is the person to whom the thread belongs.
 
-    Call this function after the caller has made an older checkpoint the head. The thread's lock
-    must be held.
+    See `Person.is_sender_trusted`. If the thread currently belongs to no user, return False,
+    because the thread's older checkpoints may belong to a user.
+    """
+    _, person = _find_sender_of_update_and_person_of_thread(
+        runs, call, await call.threads.get_row(thread_id)
+    )
+    return bool(person.user) and person.is_sender_trusted
+
+
+async def validate_change_of_thread_metadata(
+    runs: RunManager, call: Call, thread_id: str, metadata: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Check the metadata that a caller wants to add to a thread, and return the metadata to add.
+
+    An untrusted caller can neither change a thread's `graph_id` nor choose its `assistant_id`; see
+    `choose_graph_and_assistant_metadata`. A caller is untrusted if `Person.is_sender_trusted` is
+    False. If an untrusted caller sends a `graph_id` or an `assistant_id` that the thread already
+    has, the returned metadata omits the unchanged field. Because the field is omitted, later runs
+    that the thread's user starts can still change the field.
+
+    Raises:
+        Forbidden: `metadata` contains such a change.
+        UnknownThread: The thread does not exist, or the caller has no access to it.
+    """
+    if not metadata.keys() & {"graph_id", "assistant_id"}:
+        return metadata
+    thread = await call.threads.get_permitted_row(thread_id)
+    if thread.head_metadata is None:
+        return call.remove_assistant_before_first_run(metadata)
+    _, person = _find_sender_of_update_and_person_of_thread(runs, call, thread)
+    if person.is_sender_trusted:
+        return metadata
+    graph_id = thread.metadata.get("graph_id", metadata.get("graph_id"))
+    allowed: dict[str, Any] = {"graph_id": graph_id, "assistant_id": None}
+    if isinstance(graph_id, str):
+        allowed = choose_graph_and_assistant_metadata(thread, person, graph_id, "")
+    for name, value in allowed.items():
+        if name in metadata and metadata[name] != value:
+            raise Forbidden(
+                f"{name!r} in the metadata of the thread {thread_id!r} cannot be changed to "
+                f"{metadata[name]!r:.80}, because the thread belongs to another user; remove "
+                f"{name!r} from the request, or let this user or a caller who may act for this "
+                "user change it"
+            )
+    fixed = {"assistant_id", *(thread.metadata.keys() & {"graph_id"})}
+    return {name: value for name, value in metadata.items() if name not in fixed}
+
+
+@asynccontextmanager
+async def record_other_users_changes_during_rewind(
+    runs: RunManager, call: Call, thread_id: str, checkpoint_id: str
+) -> AsyncIterator[None]:
+    """Record whether the state to which a thread is rewound contains changes by other users.
+
+    If the caller is not trusted (see `Person.is_sender_trusted`), the rewind is recorded as a
+    change by a user other than the person to whom the thread belongs. If the thread currently
+    belongs to no user, every rewind is recorded as a change by another user. The rewind could
+    restore an older checkpoint whose metadata names a user, so that the thread belongs to this user
+    again.
+
+    The `with` block rewinds the thread. The caller holds the thread's lock.
     """
     thread = await call.threads.get_permitted_row(thread_id)
-    _, person = _build_update_sender_and_choose_thread_person(runs, call, thread)
-    if not person.is_sender_trusted:
-        await mark_checkpoint_as_changed_by_other_users(
-            call.saver, thread_id, is_turn_without_memory=True
-        )
+    _, person = _find_sender_of_update_and_person_of_thread(runs, call, thread)
+    threads = call.threads
+    if not (person.user and person.is_sender_trusted) or (
+        thread.changes_by_other_users != "none"
+        and await have_other_users_changed_turn(call.saver, thread_id, checkpoint_id)
+    ):
+        await threads.record_changes_by_other_users(thread_id, "since_last_message")
+        try:
+            yield
+        except UnknownCheckpoint:
+            await threads.record_changes_by_other_users(thread_id, thread.changes_by_other_users)
+            raise
+        return
+    yield
+    if thread.changes_by_other_users != "none":
+        # After the rewind, the thread's newest turn contains no changes by other users, but earlier
+        # turns may contain them.
+        await threads.record_changes_by_other_users(thread_id, "earlier")
 
 
 # -- graphs and checkpoints
 
 
-async def _has_subgraph(graph: Any, checkpoint_ns: str) -> bool:
-    """Return whether a graph contains the subgraph that stores its checkpoints in a namespace."""
-    # A checkpoint namespace such as "agent:5f3c|tools:9a1b" consists of node names and task ids.
-    nodes = "|".join(
-        part.partition(":")[0] for part in checkpoint_ns.split("|") if not part.isdigit()
-    )
-    return any([True async for _ in graph.aget_subgraphs(namespace=nodes, recurse=True)])
-
-
 @asynccontextmanager
-async def _open_graph_of_thread(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
+async def _open_graph_of_thread(
+    runs: RunManager, call: Call, thread: ListedThread
+) -> AsyncIterator[Any]:
     """Yield the thread's compiled graph, or None if this server does not serve the graph."""
     name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
         yield None
         return
     person = call.threads.find_person_of_thread(thread)
-    person_id = call.identity.person if person is None else person
-    configurable = {"thread_id": thread.thread_id, "user_id": person_id}
-    graph_args = name, call.saver, call.store, RunnableConfig(configurable=configurable)
+    graph_args = (
+        name,
+        call.saver,
+        call.store,
+        RunnableConfig(
+            configurable={
+                "thread_id": thread.thread_id,
+                "user_id": call.identity.person if person is None else person,
+            }
+        ),
+    )
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
     async with graphs.open_graph(*graph_args, access=access, user=call.identity.raw_user) as graph:
         yield graph
 
 
-@contextmanager
-def _log_and_suppress_reducer_errors() -> Iterator[None]:
-    """Log and suppress an error that a reducer raises, so that the state can still be read.
+async def _read_with_graph_if_possible(
+    runs: RunManager, call: Call, thread: ListedThread, read: Callable[[Graph], Awaitable[T]]
+) -> T | None:
+    """Open the thread's graph, call `read` with the graph, and return the result of `read`.
 
-    langgraph stores the input and each node's results before it applies them to the state. If a
-    reducer cannot apply a stored value, the run fails. Until the thread receives new input,
-    langgraph then raises the same error each time the state is read.
+    `read` is a function that uses the graph to read states of the thread.
+
+    Return None if this server does not serve the graph, or if a reducer of the graph raises an
+    error. The caller then reads the states without the graph. A reducer can raise an error for
+    stored values, because langgraph stores the input and each node's results before it applies them
+    to the state. If a reducer cannot apply a stored value, the run fails. langgraph then raises the
+    same error each time the state is read, until the thread receives new input.
     """
-    try:
-        yield
-    except PerdureError:
-        raise
-    except Exception as exc:  # A user-defined reducer can raise any exception.
-        # Log only the type of the error, because its text may contain the user's content.
-        _LOGGER.warning(
-            "a state is shown without its pending writes, because they cannot be applied (%s)",
-            type(exc).__name__,
-        )
+    async with _open_graph_of_thread(runs, call, thread) as graph:
+        try:
+            return None if graph is None else await read(graph)
+        except PerdureError:
+            raise
+        except Exception as exc:  # A user-defined reducer can raise any exception.
+            # Log only the type of the error, because its text may contain the user's content.
+            _LOGGER.warning(
+                "a state is shown without its pending writes, because they cannot be applied (%s)",
+                type(exc).__name__,
+            )
+    return None
 
 
-def _build_update_sender_and_choose_thread_person(
-    runs: Runs, call: Call, thread: ListedThread
+def _find_sender_of_update_and_person_of_thread(
+    runs: RunManager, call: Call, thread: ListedThread
 ) -> tuple[Sender, Person]:
     """Return the user who sent an update and the person to whom the thread belongs.
 
-    The person is the user whose memories the thread's runs use. If the sender is neither the person
-    nor permitted to act on the person's behalf, the sender's messages are added to the thread, but
-    no memories are extracted from them.
+    The person to whom a thread belongs is the user whose memories the thread's runs read and write.
+    Memories are extracted from an update's messages only if the sender is the person to whom the
+    thread belongs, or may act on that person's behalf.
     """
     identity = call.identity
-    acting = identity.acting_for, identity.may_act_for_others
-    sender = Sender(identity.user, *acting, author=identity.person, deed="changed")
-    return sender, choose_person_of_run(thread, sender, owners_are_people=runs.owners_are_people)
+    sender = Sender(
+        identity.user,
+        identity.acting_for,
+        identity.may_act_for_others,
+        author=identity.person,
+        deed="changed",
+    )
+    return sender, choose_person_of_run(
+        thread, sender, owners_are_people=runs.server.owners_are_people
+    )
 
 
 def build_checkpoint_config(
@@ -412,8 +537,8 @@ def build_checkpoint_config(
 ) -> RunnableConfig:
     """Build the config for the checkpoint that a client requests.
 
-    The config always contains the given thread id, even if the checkpoint sent by the client
-    contains a different one.
+    The returned config always contains the thread id `thread_id`, even if the checkpoint sent by
+    the client contains a different thread id.
     """
     requested = checkpoint or {}
     fields = {name: requested[name] for name in CheckpointRef.model_fields if requested.get(name)}
@@ -444,14 +569,13 @@ def _build_config_for_new_checkpoint(
     `person_metadata` identifies the person the thread belongs to. If `user_id` is empty, the thread
     does not belong to anyone.
     """
-    # Do not copy these metadata fields to the new checkpoint, because their values apply only to
-    # the thread's current head checkpoint.
+    # Exclude the metadata fields whose values apply only to the thread's current head. These values
+    # must not be copied to the new checkpoint.
     excluded = ("user_id", CALLER, CALLER_ACTION, TURN_WITHOUT_MEMORY)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
-    user = {"user_id": person_metadata["user_id"]}
     return {
-        "configurable": {**config["configurable"], **user},
+        "configurable": {**config["configurable"], "user_id": person_metadata["user_id"]},
         "metadata": {**metadata, **person_metadata},
     }
 
@@ -462,7 +586,7 @@ def _build_config_for_new_checkpoint(
 def build_state_json(state: StateSnapshot) -> dict[str, Any]:
     """Return a thread state in the format of LangGraph's API.
 
-    If the thread has no state, `checkpoint` is None.
+    If the thread has no state, the field `checkpoint` of the returned JSON object is None.
     """
     checkpoint_id = state.config["configurable"].get("checkpoint_id")
     return {
@@ -492,7 +616,8 @@ def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | N
 def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
     """Return only the fields of a state that are listed in `select`.
 
-    For example, `values.messages` selects the channel `messages`.
+    For example, the name `values.messages` selects only the channel `messages` of the state's
+    values.
     """
     if not select:
         return state
@@ -518,8 +643,8 @@ async def _read_state_without_graph(
     """Build a checkpoint's `StateSnapshot` when the thread's graph is not available.
 
     The graph is not available if this server does not serve it, or if one of its reducers cannot
-    apply a stored value. As in LangGraph, the field `next` lists only unfinished tasks if `config`
-    requests the latest checkpoint. If `config` specifies a checkpoint, `next` lists all of the
+    apply a stored value. As in LangGraph, if `config` requests the latest checkpoint, the field
+    `next` lists only unfinished tasks. If `config` specifies a checkpoint, `next` lists all of the
     checkpoint's tasks, including completed ones.
     """
     if checkpoint is None:

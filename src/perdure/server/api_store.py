@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from perdure.errors import InvalidValue
-from perdure.server.access import set_required_action
-from perdure.server.call import Call, CurrentCall
-from perdure.server.reply import JSONObject, build_json_reply
+from perdure.server.http.access import set_required_action
+from perdure.server.http.call import Call, CurrentCall
+from perdure.server.http.reply import JSONObject, build_json_reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores import Provenance
 
@@ -62,24 +62,21 @@ class NamespaceSearch(BaseModel):
 @set_required_action("store:put")
 async def put_item(call: CurrentCall, body: NewItem) -> None:
     """Store an item. An existing item gets a new version."""
-    field_names = {"key", "value", "index"}
-    arguments = await _authorize_store_arguments(
-        call, body.namespace, body.model_dump(include=field_names)
+    arguments = await _authorize_and_build_store_arguments(
+        call, body.namespace, body.model_dump(include={"key", "value", "index"})
     )
     if arguments["value"] is None:
         raise InvalidValue(
             "the value is null; expected a JSON object; to delete the item, use DELETE /store/items"
         )
-    ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     author = call.find_author_to_record_in_team_namespace(arguments["namespace"])
-    provenance = None if author is None else Provenance(author=author, at=datetime.now(UTC))
     await call.store.aput(
         arguments["namespace"],
         arguments["key"],
         arguments["value"],
         arguments["index"],
-        ttl=ttl,
-        provenance=provenance,
+        ttl=NOT_PROVIDED if body.ttl is None else body.ttl,
+        provenance=None if author is None else Provenance(author=author, at=datetime.now(UTC)),
     )
 
 
@@ -93,11 +90,11 @@ async def get_item(
 ) -> Response:
     """Return an item, or null if it does not exist.
 
-    In the request, the namespace is given as labels that are separated by dots. If a label itself
+    The client sends the namespace as labels separated by dots. If a label of the namespace itself
     contains a dot, the client must send one `namespace` parameter per label instead.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
-    arguments = await _authorize_store_arguments(call, labels, {"key": key})
+    arguments = await _authorize_and_build_store_arguments(call, labels, {"key": key})
     item = await call.store.aget(arguments["namespace"], arguments["key"], refresh_ttl=refresh_ttl)
     return await build_json_reply(None if item is None else item.dict())
 
@@ -106,7 +103,7 @@ async def get_item(
 @set_required_action("store:delete")
 async def delete_item(call: CurrentCall, body: ItemKey) -> None:
     """Delete an item. Its old versions stay in the history."""
-    arguments = await _authorize_store_arguments(call, body.namespace, {"key": body.key})
+    arguments = await _authorize_and_build_store_arguments(call, body.namespace, {"key": body.key})
     await call.store.adelete(arguments["namespace"], arguments["key"])
 
 
@@ -118,13 +115,14 @@ async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
     With a query, the items are sorted by relevance.
     """
     field_names = {"filter", "limit", "offset", "query"}
-    arguments = await _authorize_store_arguments(
+    arguments = await _authorize_and_build_store_arguments(
         call, body.namespace_prefix, body.model_dump(include=field_names)
     )
-    options = {name: arguments[name] for name in field_names}
-    options["refresh_ttl"] = body.refresh_ttl
     items = await call.list_visible_store_rows(
-        call.store.asearch, arguments["namespace"], **options
+        call.store.asearch,
+        arguments["namespace"],
+        **{name: arguments[name] for name in field_names},
+        refresh_ttl=body.refresh_ttl,
     )
     return await build_json_reply({"items": [item.dict() for item in items]})
 
@@ -135,7 +133,7 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     """List the namespaces that have items."""
     requested = body.model_dump(exclude={"prefix", "suffix"})
     requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
-    arguments = await _authorize_store_arguments(call, body.prefix, requested)
+    arguments = await _authorize_and_build_store_arguments(call, body.prefix, requested)
     prefix = arguments.pop("namespace")
     visible = await call.list_visible_store_rows(
         call.store.alist_namespaces, prefix=prefix, **arguments
@@ -143,20 +141,19 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     return await build_json_reply({"namespaces": visible})
 
 
-async def _authorize_store_arguments(
+async def _authorize_and_build_store_arguments(
     call: Call, namespace: list[str] | None, other_arguments: JSONObject
 ) -> JSONObject:
-    """Check that the caller may perform the action, and return the arguments to use.
+    """Check that the caller may perform a store action, and return the action's arguments.
 
-    An authorization handler may have changed the arguments.
+    An authorization handler may change the arguments of a store action, so the returned arguments
+    can differ from those passed to this function.
 
     Args:
         call: The request.
         namespace: The requested namespace, or None for all namespaces.
         other_arguments: The other arguments of the action.
     """
-    labels = None if namespace is None else tuple(namespace)
-    arguments = await call.authorize_arguments({"namespace": labels, **other_arguments})
-    if arguments["namespace"] is not None:
-        arguments["namespace"] = tuple(arguments["namespace"])
-    return arguments
+    return await call.authorize_action_arguments(
+        {"namespace": None if namespace is None else tuple(namespace), **other_arguments}
+    )

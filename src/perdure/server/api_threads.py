@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
 from fastapi import APIRouter
@@ -15,27 +14,29 @@ from starlette.responses import Response
 
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
-from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
 from perdure.effects import arun_operation
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
-from perdure.memory.thread_memories import PLACES, aforget_thread_memories
+from perdure.graphs.langgraph_json import MAX_TTL_MINUTES
+from perdure.memory.long_term.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import build_json_containment_predicate, set_required_action
+from perdure.run_tables.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
 from perdure.server.api_states import (
     Superstep,
     build_checkpoint_config,
     exclude_internal_channels,
     update_thread_state,
+    validate_change_of_thread_metadata,
 )
-from perdure.server.call import Call, CurrentCall, PathId
-from perdure.server.reply import JSONObject, JSONReply, build_json_reply, encode_json
-from perdure.server.runs import ServerRuns
+from perdure.server.http.access import build_json_containment_predicate, set_required_action
+from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.http.reply import JSONObject, JSONReply, build_json_reply, encode_json
+from perdure.server.runs.run_manager import ServerRuns
 from perdure.server.threads import Thread, validate_metadata, validate_user_names_in_metadata
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
+from perdure.stores.filters import parse_filter_path
 
 routes = APIRouter(tags=["threads"])
-_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes.
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
 """Metadata that is stored with a thread.
@@ -49,7 +50,6 @@ ValuePath = Annotated[
     str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+|\[-?[0-9]{1,9}\])*$", max_length=1000)
 ]
 """The path of a value in a thread, such as `values.messages[-1].content`."""
-_PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
@@ -59,16 +59,19 @@ class Lifetime(BaseModel):
     activity in the thread.
     """
 
-    ttl: float = Field(gt=0, le=_LONGEST_TTL)
+    ttl: float = Field(gt=0, le=MAX_TTL_MINUTES)
     strategy: Literal["delete", "keep_latest"] = "delete"
 
     def time_to_live(self) -> TimeToLive:
-        """Convert the lifetime to the `TimeToLive` that is stored with a thread."""
+        """Convert this request field to the `TimeToLive` that is stored with a thread."""
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
 def _wrap_ttl_minutes_in_dict(value: Any) -> Any:
-    """Return a time to live as a dict. A value that is not a dict is taken as minutes."""
+    """Return a time to live (TTL) as a dict.
+
+    If the given time to live is not a dict, it is interpreted as a number of minutes.
+    """
     return value if isinstance(value, dict) else {"ttl": value}
 
 
@@ -130,13 +133,15 @@ class Prune(BaseModel):
 async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
     """Create a thread, and apply the state updates in `supersteps` to it.
 
-    If the thread exists and `if_exists` is `do_nothing`, the existing thread is returned unchanged.
+    If the thread exists and `if_exists` is `do_nothing`, return the existing thread unchanged.
     """
     arguments = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
-    permitted = await call.authorize_arguments(arguments | {"metadata": body.metadata or {}})
+    permitted = await call.authorize_action_arguments(arguments | {"metadata": body.metadata or {}})
     ttl = body.ttl.time_to_live() if body.ttl else None
     try:
-        thread_json = await call.threads.create(body.thread_id, permitted["metadata"], ttl=ttl)
+        thread_json = await call.threads.create(
+            body.thread_id, call.remove_assistant_before_first_run(permitted["metadata"]), ttl=ttl
+        )
     except VersionConflict:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
@@ -163,7 +168,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     Threads are sorted by last activity, most recent first, unless the request specifies another
     order.
     """
-    filters = await _authorize_thread_filters(call, body)
+    filters = await _authorize_and_build_thread_filters(call, body)
     page = filters.pop("limit"), filters.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
@@ -191,7 +196,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
 @set_required_action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
     """Count the threads that match the filters."""
-    query = ThreadQuery(**await _authorize_thread_filters(call, body))
+    query = ThreadQuery(**await _authorize_and_build_thread_filters(call, body))
     if body.values:
         return len(
             await _search_threads_by_state_values(call, query, body.values, MAX_THREADS_READ, 0)
@@ -209,7 +214,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
             if body.strategy == "delete":
                 await delete_thread(call, runs, thread_id)
             else:
-                await call.authorize_arguments({"thread_id": thread_id})
+                await call.authorize_action_arguments({"thread_id": thread_id})
                 await call.threads.prune(thread_id, Retention(last=0))
             pruned += 1
     return {"pruned_count": pruned}
@@ -230,15 +235,19 @@ async def get_thread(
 @routes.patch("/threads/{thread_id}")
 @set_required_action("threads:update")
 async def update_thread(
-    call: CurrentCall, request: Request, thread_id: PathId, body: ThreadChange
+    call: CurrentCall, runs: ServerRuns, request: Request, thread_id: PathId, body: ThreadChange
 ) -> Response:
     """Add metadata to a thread, and set its TTL if the request contains one."""
     changes = body.model_dump(include={"ttl"}, exclude_none=True)
-    permitted = await call.authorize_arguments(
+    permitted = await call.authorize_action_arguments(
         {"thread_id": thread_id, "metadata": body.metadata or {}, **changes}
     )
     ttl = body.ttl.time_to_live() if body.ttl else None
-    updated = await call.threads.update(thread_id, permitted["metadata"], ttl)
+    updated = await call.threads.update(
+        thread_id,
+        await validate_change_of_thread_metadata(runs, call, thread_id, permitted["metadata"]),
+        ttl,
+    )
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
     return await _reply_with_values(call, updated)
@@ -256,8 +265,8 @@ async def delete_thread(
 
     The thread's runs are stopped first.
 
-    If memories are to be erased, an admin erases those of all users, and any other caller erases
-    only their own.
+    With `memories=erase`, an admin erases the memories of all users. With `memories=erase`, a
+    caller who is not an admin erases only their own memories of the thread.
     """
     await call.permit_thread(thread_id)
     places = await find_erasable_memory_namespaces(call) if memories == "erase" else []
@@ -280,7 +289,11 @@ async def find_erasable_memory_namespaces(call: Call) -> list[Namespace]:
         return [*PLACES]
     erase_call, user = call.with_action("store:delete"), call.memories[1:]
     return [
-        tuple((await erase_call.authorize_arguments({"namespace": (*place, *user)}))["namespace"])
+        tuple(
+            (await erase_call.authorize_action_arguments({"namespace": (*place, *user)}))[
+                "namespace"
+            ]
+        )
         for place in PLACES
     ]
 
@@ -290,20 +303,21 @@ async def find_erasable_memory_namespaces(call: Call) -> list[Namespace]:
 async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     """Copy a thread under a new id."""
     await call.with_action("threads:read").permit_thread(thread_id)
-    permitted = await call.authorize_arguments({"metadata": {}})
+    permitted = await call.authorize_action_arguments({"metadata": {}})
     copied = await call.threads.copy(thread_id, permitted["metadata"])
     call.record_for_audit(thread_id=copied["thread_id"])
     return await _reply_with_values(call, copied)
 
 
-async def _authorize_thread_filters(call: Call, body: ThreadFilters) -> JSONObject:
+async def _authorize_and_build_thread_filters(call: Call, body: ThreadFilters) -> JSONObject:
     """Check that a search for threads is permitted, and return the filters to apply.
 
-    An authorization handler may have added conditions to the `metadata` filter.
+    An authorization handler may add conditions to the `metadata` filter, so the returned filters
+    can be stricter than those in the request.
     """
     filters = body.model_dump(exclude={"select", "extract"})
     filters |= {"metadata": body.metadata or {}, "values": body.values or {}}
-    permitted = await call.authorize_arguments(filters)
+    permitted = await call.authorize_action_arguments(filters)
     return {name: permitted[name] for name in filters if name != "values"}
 
 
@@ -312,7 +326,7 @@ async def _search_threads_by_state_values(
 ) -> list[Thread]:
     """Return one page of threads whose state contains the requested values.
 
-    Each thread is returned together with its state values.
+    Each thread on the page is returned together with the values of its state.
 
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions, and the
@@ -331,17 +345,17 @@ async def _search_threads_by_state_values(
             return matching[offset:]
     if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
-            f"a search by 'values' examines at most {MAX_THREADS_READ} threads, but more threads "
-            "match the other conditions; narrow the search by metadata, ids or status"
+            f"a search by 'values' can scan at most {MAX_THREADS_READ} threads; narrow the search "
+            "by metadata, ids or status"
         )
     return matching[offset:]
 
 
 def _get_by_path(value: Any, path: str) -> Any:
     """Return the value at the given path in a JSON value, or None if the path does not exist."""
-    for index, name in _PATH_STEP.findall(path):
+    for step in cast(Any, parse_filter_path(path)):
         try:
-            value = value[int(index)] if index and isinstance(value, list) else value[name]
+            value = value[step] if isinstance(value, dict | list) else None
         except (KeyError, IndexError, TypeError):
             return None
     return value

@@ -19,11 +19,12 @@ from langgraph_sdk.schema import AssistantSelectField, AssistantSortBy
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
-from perdure.checkpointers.assistants import AssistantRow, AssistantTable
-from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
+from perdure.run_tables.assistants import AssistantRow, AssistantTable
+from perdure.run_tables.thread_list import ThreadQuery
 from perdure.server import api_threads
-from perdure.server.access import (
+from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant_id
+from perdure.server.http.access import (
     Forbidden,
     Refused,
     build_json_containment_predicate,
@@ -31,16 +32,21 @@ from perdure.server.access import (
     require_filter_match,
     set_required_action,
 )
-from perdure.server.call import Call, CurrentCall, Page, PathId, SortedPage
-from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant_id
-from perdure.server.reply import build_json_reply, encode_json
-from perdure.server.run_request import CheckpointRef, ClientConfig, WithoutNulls, is_reserved_name
-from perdure.server.runs import Runs, ServerRuns
+from perdure.server.http.call import Call, CurrentCall, Page, PathId, SortedPage
+from perdure.server.http.reply import build_json_reply, encode_json
+from perdure.server.runs.run_manager import RunManager, ServerRuns
+from perdure.server.runs.run_request import (
+    CheckpointRef,
+    ClientConfig,
+    WithoutNulls,
+    is_reserved_name,
+)
 from perdure.server.threads import (
     already_exists_error,
     validate_metadata,
     validate_user_names_in_metadata,
 )
+from perdure.storage.flow import NO_LIMIT
 
 Assistant = dict[str, Any]
 """An assistant in the format of LangGraph's API."""
@@ -55,7 +61,6 @@ _DEFAULT_FIELDS: Final[Assistant] = {
     "metadata": {},
 }
 """The default values of the fields of an assistant."""
-_NO_LIMIT: Final = 1 << 31
 MAX_ASSISTANT_BYTES: Final = 256_000
 """The maximum size in bytes of an assistant as JSON.
 
@@ -64,7 +69,7 @@ The size is limited because each search reads all assistants.
 
 
 class UnknownAssistant(Refused):
-    """The assistant does not exist, or the caller has no access to it."""
+    """Raised if an assistant does not exist, or if the caller has no access to it."""
 
     status = 404
 
@@ -87,7 +92,8 @@ class Assistants:
     async def get(self, assistant_id: str) -> Assistant:
         """Return an assistant by its id.
 
-        The id can also be a graph name, which stands for the graph's default assistant.
+        The assistant id can also be the name of a graph, which stands for the graph's default
+        assistant.
 
         Raises:
             UnknownAssistant: The assistant does not exist, or the caller has no access to it.
@@ -130,8 +136,8 @@ class Assistants:
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
         """Create a new version of an assistant.
 
-        The new fields replace the old ones, and the new metadata is merged into the existing
-        metadata.
+        The fields in `changes` replace the assistant's old fields, and the metadata in `changes` is
+        merged into the existing metadata.
 
         Raises:
             UnknownAssistant: See `get`.
@@ -171,8 +177,8 @@ class Assistants:
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
         """Make the given version of an assistant its latest version.
 
-        See `update` for the exceptions. UnknownAssistant is also raised if there is no such
-        version.
+        See `update` for the exceptions. UnknownAssistant is also raised if the assistant has no
+        version with the given number.
         """
         key = self._require_changeable_and_canonicalize_assistant_id(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
@@ -206,7 +212,7 @@ class Assistants:
         return [
             row
             for row in rows
-            if matches_filter(visible := self._build_visible_metadata(row), self._filter)
+            if matches_filter(visible := self._build_metadata_matched_by_filters(row), self._filter)
             and matches_metadata(visible)
             and filters.graph_id in (None, row["graph_id"])
             and name_part in row["name"].casefold()
@@ -214,13 +220,14 @@ class Assistants:
 
     def _is_reachable(self, assistant: Assistant) -> bool:
         """Return whether the caller has access to an assistant."""
-        return matches_filter(self._build_visible_metadata(assistant), self._filter)
+        return matches_filter(self._build_metadata_matched_by_filters(assistant), self._filter)
 
-    def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
+    def _build_metadata_matched_by_filters(self, assistant: Assistant) -> dict[str, Any]:
         """Return the assistant metadata that search and access filters are matched against.
 
-        For a default assistant, the caller is added to the metadata as `owner`, so that every
-        caller can access the assistant.
+        In the metadata that is returned for a default assistant, `owner` is the current caller.
+        Every caller counts as the owner of the default assistants. A filter that requires the
+        caller as `owner` therefore also matches default assistants.
         """
         is_default = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_default else {})}
@@ -250,8 +257,8 @@ class Assistants:
         validate_user_names_in_metadata(validate_metadata(content["metadata"]))
         if (size := len(encode_json(content))) > MAX_ASSISTANT_BYTES:
             raise ConfigurationError(
-                f"the assistant has {size} bytes; expected at most {MAX_ASSISTANT_BYTES}; keep "
-                "larger values in the store or in the code of the graph"
+                f"the assistant's JSON has {size} bytes; at most {MAX_ASSISTANT_BYTES} bytes are "
+                "allowed. Keep large values in the store or in the graph's code"
             )
         require_filter_match("an assistant", content["metadata"], self._filter)
         return dict(content)
@@ -284,8 +291,8 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
     `RunRequest.merge_with_assistant` merges the assistant with the request.
 
     To use a default assistant, the caller needs only the permission to create the run. A default
-    assistant's metadata is omitted from the result, because it records the assistant's creator and
-    must not be copied to the run.
+    assistant is returned without its metadata, because its metadata records the assistant's creator
+    and must not be copied to the run.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -295,7 +302,7 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
         return {**assistant, "metadata": {}}
     read_call = call.with_action("assistants:read")
     try:
-        await read_call.authorize_arguments({"assistant_id": assistant_id, "metadata": {}})
+        await read_call.authorize_action_arguments({"assistant_id": assistant_id, "metadata": {}})
         assistant = await Assistants(read_call, graphs).get(assistant_id)
     except Refused as exc:
         raise build_unknown_assistant_error(graphs, assistant_id, 422) from exc
@@ -309,12 +316,11 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
 
 
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
-    """Return the id of the assistant that the thread's last run used, or the thread's graph name.
+    """Return the id of the thread's last-used assistant, falling back to the thread's graph name.
 
-    A graph name serves as the id of the graph's default assistant. The graph name is returned if
-    the thread records no assistant, if the caller is not permitted to read the last run's
-    assistant, or if that assistant was deleted or now belongs to another graph. If the thread has
-    no graph, the name is `""`.
+    The name of a graph serves as the id of the graph's default assistant. Return the thread's graph
+    name if the last-used assistant is unknown, inaccessible, deleted or belongs to another graph.
+    Return `""` if the thread's metadata does not contain the key `graph_id`.
     """
     graph_id: str = thread["metadata"].get("graph_id") or ""
     last_assistant_id = thread["metadata"].get("assistant_id")
@@ -338,13 +344,12 @@ def _canonicalize_assistant_id(assistant_id: str) -> str:
 
 def _build_assistant(row: AssistantRow) -> Assistant:
     """Return a stored assistant in the format of LangGraph's API."""
-    updated_at = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
         **row.content,
         "version": row.version,
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
-        "updated_at": datetime.fromtimestamp(updated_at, UTC),
+        "updated_at": datetime.fromtimestamp(row.latest_since or row.created_at, UTC),
     }
 
 
@@ -403,7 +408,7 @@ class AssistantChange(WithoutNulls):
     description: str = ""
 
     def stored_fields(self) -> dict[str, Any]:
-        """Return the request fields that are stored with the assistant."""
+        """Return the fields of this request that are stored in the assistant's row."""
         return self.model_dump(include={"graph_id", *_DEFAULT_FIELDS}, exclude_unset=True)
 
 
@@ -447,7 +452,7 @@ class Version(BaseModel):
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
     """Check that the call is permitted, and return the assistants that the caller may access."""
-    await call.authorize_arguments({"assistant_id": assistant_id})
+    await call.authorize_action_arguments({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
 
@@ -478,12 +483,14 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
         {**deepcopy(_DEFAULT_FIELDS), **body.stored_fields()},
         str(body.assistant_id),
     )
-    identity_fields = {"assistant_id": assistant_id, "if_exists": body.if_exists}
-    content["metadata"] = (await call.authorize_arguments({**content, **identity_fields}))[
-        "metadata"
-    ]
-    creation = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
-    return await build_json_reply(await creation)
+    permitted = await call.authorize_action_arguments(
+        {**content, "assistant_id": assistant_id, "if_exists": body.if_exists}
+    )
+    content["metadata"] = permitted["metadata"]
+    assistants = Assistants(call, runs.graphs)
+    return await build_json_reply(
+        await assistants.create(assistant_id, content, if_exists=body.if_exists)
+    )
 
 
 @routes.post("/search")
@@ -508,10 +515,10 @@ async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantF
 
 
 async def _search_permitted_assistants(
-    call: Call, runs: Runs, filters: AssistantFilters
+    call: Call, runs: RunManager, filters: AssistantFilters
 ) -> list[Assistant]:
     """Return the assistants that match the filters and that the caller may access."""
-    filters.metadata = (await call.authorize_arguments(filters.model_dump()))["metadata"]
+    filters.metadata = (await call.authorize_action_arguments(filters.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(filters)
 
 
@@ -520,7 +527,7 @@ async def _search_permitted_assistants(
 async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -> Response:
     """Return an assistant by its id.
 
-    The id may also be a graph's name, which selects that graph's default assistant.
+    The assistant id may also be the name of a graph, which selects that graph's default assistant.
     """
     return await build_json_reply(await assistants.get(assistant_id))
 
@@ -532,7 +539,7 @@ async def update_assistant(
 ) -> Response:
     """Create a new version of an assistant, which becomes the latest one."""
     changes = {"metadata": {}, **body.stored_fields()}
-    permitted = await call.authorize_arguments({**changes, "assistant_id": assistant_id})
+    permitted = await call.authorize_action_arguments({**changes, "assistant_id": assistant_id})
     changes["metadata"] = permitted["metadata"]
     return await build_json_reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
 
@@ -553,12 +560,15 @@ async def delete_assistant(
     assistant = await assistants.get(assistant_id)
     if delete_threads:
         search_call = call.with_action("threads:search")
-        filters = {"metadata": {"assistant_id": assistant["assistant_id"]}}
-        query = ThreadQuery(metadata=(await search_call.authorize_arguments(filters))["metadata"])
-        for thread in await search_call.threads.search(query, _NO_LIMIT):
+        permitted = await search_call.authorize_action_arguments(
+            {"metadata": {"assistant_id": assistant["assistant_id"]}}
+        )
+        query = ThreadQuery(metadata=permitted["metadata"])
+        for thread in await search_call.threads.search(query, NO_LIMIT):
             with suppress(UnknownThread):
-                delete_call = call.with_action("threads:delete")
-                await api_threads.delete_thread(delete_call, runs, thread["thread_id"])
+                await api_threads.delete_thread(
+                    call.with_action("threads:delete"), runs, thread["thread_id"]
+                )
     await assistants.delete(assistant_id)
 
 
@@ -598,9 +608,9 @@ async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> 
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
     """Return the JSON schemas of the input, the output and the context of an assistant's graph.
 
-    A schema is null if the type that it describes cannot be expressed as a JSON schema.
+    If a type cannot be expressed as a JSON schema, null is returned in place of its schema.
     """
-    return _build_schemas(*opened)
+    return _build_graph_schemas_for_api(*opened)
 
 
 @routes.get("/{assistant_id}/subgraphs")
@@ -609,13 +619,15 @@ async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
 async def get_assistant_subgraphs(
     opened: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:
-    """Return the schemas of all subgraphs, or of the subgraphs in one namespace, as a dict."""
+    """Return a dict with the schemas of all subgraphs, or of the subgraphs in one namespace."""
     graph_id, graph = opened
     subgraphs = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
-    return {name: _build_schemas(graph_id, subgraph) async for name, subgraph in subgraphs}
+    return {
+        name: _build_graph_schemas_for_api(graph_id, subgraph) async for name, subgraph in subgraphs
+    }
 
 
-def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
+def _build_graph_schemas_for_api(graph_id: str, graph: Any) -> dict[str, Any]:
     """Return a graph's schemas in the format of LangGraph's API."""
     output = _build_schema_or_none_if_unsupported(graph.get_output_jsonschema)
     return {

@@ -17,16 +17,17 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
-from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
+from perdure.run_tables.component import create_server_tables
+from perdure.run_tables.thread_list import TimeToLive
 from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
 # Number of open tenants above which the checkpointers and stores of idle tenants are closed.
 _MAX_OPEN_TENANTS: Final = 32
-# Maximum memory, in bytes, for each tenant's caches, and for each tenant's search indexes. Database
-# connections are shared by all tenants.
+# Memory limits per tenant, in bytes, for caches and for search indexes. All tenants share the same
+# database connections.
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
@@ -58,9 +59,14 @@ class Databases:
     least recently used idle tenants are closed.
 
     Args:
-        settings: The settings, which name the database.
         instrument: Returns a subclass of a checkpointer or store class whose methods are measured.
+            None means that no methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
+        creates_tables: Whether to create the server's tables in each database that is opened. MCP
+            over standard input and output does not need them.
+
+    Attributes:
+        settings: The settings, which name the database.
         options: The options of the stores and of new threads.
         has_organisations: Whether the `owner` of a thread may be an organisation. If True, a mark
             for `perdure.people` is stored in each database that is opened.
@@ -69,30 +75,21 @@ class Databases:
     def __init__(
         self,
         settings: Settings,
-        instrument: Callable[[Any], Any] = lambda plain: plain,
+        instrument: Callable[[Any], Any] | None = None,
         saver_options: Mapping[str, Any] | None = None,
         options: DatabaseOptions | None = None,
         *,
         has_organisations: bool = False,
+        creates_tables: bool = True,
     ) -> None:
-        self._has_organisations = has_organisations
-        self._settings, self._instrument = settings, instrument
-        self._options = options or DatabaseOptions()
+        self.has_organisations, self._creates_tables = has_organisations, creates_tables
+        self.settings, self._instrument = settings, instrument or (lambda plain: plain)
+        self.options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
         # Maps each tenant to its open database, in order of last use, with the most recently used
         # tenant last.
         self._open_databases: dict[str | None, OpenDatabase] = {}
         self._uses = Counter[str | None]()
-
-    @property
-    def search_threads(self) -> bool:
-        """Return whether transcript search is enabled."""
-        return self._settings.search_threads
-
-    @property
-    def thread_ttl(self) -> TimeToLive | None:
-        """Return the TTL for new threads, or None if they do not expire."""
-        return self._options.thread_ttl
 
     async def get_or_open_database(self, tenant: str | None) -> OpenDatabase:
         """Return the database of a tenant. Open the database if it is not open.
@@ -104,7 +101,8 @@ class Databases:
         database = self._open_databases.pop(tenant, None)
         if database is None:
             new_database = await self._open_database(tenant)
-            # Another request may have opened the tenant's database during the `await`.
+            # Check again, because another request may have opened the tenant's database while this
+            # request waited.
             database = self._open_databases.pop(tenant, None)
             if database is None:
                 database = new_database
@@ -140,19 +138,24 @@ class Databases:
         await self._close_tenants(*self._open_databases)
 
     async def _open_database(self, tenant: str | None) -> OpenDatabase:
-        """Open a tenant's database, and check that its embeddings match the configured embedder."""
+        """Open a tenant's database, and create the server's tables if they do not exist.
+
+        Also check that the embeddings of the store come from the configured embedder.
+        """
         database = self._create_saver_and_store(tenant)
         try:
-            if "index" in self._options.store:
+            if self._creates_tables:
+                await asyncio.to_thread(create_server_tables, database.saver)
+            if "index" in self.options.store:
                 await database.store.acheck_embedder()
-            if self._has_organisations:
+            if self.has_organisations:
                 await asyncio.to_thread(
                     record_that_owners_may_be_organisations, database.saver.database
                 )
         except BaseException:
             await asyncio.gather(database.saver.aclose(), database.store.aclose())
             raise
-        if self._options.store.get("ttl", {}).get("default_ttl"):
+        if self.options.store.get("ttl", {}).get("default_ttl"):
             database.store.start_ttl_sweeper()
         return database
 
@@ -162,13 +165,13 @@ class Databases:
         Raises:
             ConfigurationError: There is a tenant, and the database is a file.
         """
-        db, shared = self._settings.db, {"key": self._settings.key}
+        db, shared = self.settings.db, {"key": self.settings.key}
         saver_args, store_args = (
             {**shared, **self._saver_options},
-            {**shared, **self._options.store},
+            {**shared, **self.options.store},
         )
         if is_dsn(db):
-            saver_args["direct"] = self._settings.direct
+            saver_args["direct"] = self.settings.direct
         if tenant is not None:
             saver_args |= {"tenant": tenant, "cache_bytes": _CACHE_BYTES}
             store_args |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}

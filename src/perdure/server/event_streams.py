@@ -25,16 +25,17 @@ from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import HTTPConnection
 
-from perdure.checkpointers.runs import LIVE_STATES
 from perdure.errors import PerdureError
-from perdure.server.access import Refused, set_required_action
-from perdure.server.api_runs import require_valid_credentials_of_same_user, start_run
+from perdure.run_tables.runs import LIVE_STATES
 from perdure.server.assistants import UnknownAssistant, choose_thread_assistant
-from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import Graph
-from perdure.server.reply import JSONReply, encode_json, http_status
-from perdure.server.run import Run
-from perdure.server.run_log import (
+from perdure.server.http.access import Refused, set_required_action
+from perdure.server.http.acting_for import require_valid_credentials_of_same_user
+from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.http.logs import Audit, is_refused_while_acting
+from perdure.server.http.reply import JSONReply, encode_json, http_status
+from perdure.server.http.websocket_sending import WebSocketSender
+from perdure.server.runs.event_log import (
     NUMBERS_PER_RUN,
     EventLog,
     LoggedEvent,
@@ -42,9 +43,11 @@ from perdure.server.run_log import (
     encode_event_data,
     iter_sse_chunks,
 )
-from perdure.server.run_request import RunRequest
-from perdure.server.runs import Runs, ServerRuns
-from perdure.server.websocket_sending import WebSocketSender
+from perdure.server.runs.run import Run
+from perdure.server.runs.run_manager import RunManager, ServerRuns
+from perdure.server.runs.run_request import RunRequest
+from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.run_start import start_run
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 QUESTION_DELAY_S: Final = 0.2
@@ -102,7 +105,7 @@ async def execute_command(
 
 
 async def _start_run_and_build_reply(
-    call: Call, runs: Runs, thread_id: str, command: CommandRequest
+    call: Call, runs: RunManager, thread_id: str, command: CommandRequest
 ) -> dict[str, Any]:
     """Execute a command, and return the reply."""
     params = command.params
@@ -113,10 +116,11 @@ async def _start_run_and_build_reply(
                 **await _build_run_request_from_interrupt_answers(call, runs, thread_id, params),
             }
         elif command.method != "run.start":
-            message = (
-                f"{command.method!r} is not a command; expected 'run.start' or 'input.respond'"
+            return _build_error_reply(
+                command.id,
+                "not_supported",
+                f"{command.method!r} is not a command; expected 'run.start' or 'input.respond'",
             )
-            return _build_error_reply(command.id, "not_supported", message)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await start_run(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownAssistant) as exc:
@@ -137,9 +141,7 @@ async def stream_events(
 ) -> Response:
     """Stream the events of a thread's current run and subsequent runs."""
     feed = await _authorize_and_open_feed(call, runs, thread_id)
-    return build_event_stream(
-        _iter_sse_frames_of_subscription(call, runs, feed, request, subscription)
-    )
+    return build_event_stream(_iter_sse_frames_of_subscription(runs, feed, request, subscription))
 
 
 @routes.websocket("/stream/events")
@@ -160,8 +162,12 @@ def _build_success_reply(
     command: CommandRequest, result: dict[str, Any], last_event_number: int
 ) -> dict[str, Any]:
     """Build the response to a command that succeeded."""
-    meta = {"applied_through_seq": last_event_number}
-    return {"type": "success", "id": command.id, "result": result, "meta": meta}
+    return {
+        "type": "success",
+        "id": command.id,
+        "result": result,
+        "meta": {"applied_through_seq": last_event_number},
+    }
 
 
 def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any]:
@@ -170,11 +176,11 @@ def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any
 
 
 async def _build_run_request_from_interrupt_answers(
-    call: Call, runs: Runs, thread_id: str, answer_params: Mapping[str, Any]
+    call: Call, runs: RunManager, thread_id: str, answer_params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the run request fields that resume a thread with answers to its interrupts.
+    """Return the run request fields for resuming a thread with answers to its interrupts.
 
-    The run uses the same assistant as the thread's last run.
+    The run that resumes the thread uses the same assistant as the thread's last run.
     """
     answers = [
         InterruptAnswer.model_validate(answer)
@@ -183,24 +189,26 @@ async def _build_run_request_from_interrupt_answers(
     command = {name: answer_params[name] for name in ("update", "goto") if answer_params.get(name)}
     command["resume"] = {answer.interrupt_id: answer.response for answer in answers}
     thread_row = await call.with_action("threads:read").permit_thread(thread_id)
-    assistant_id = await choose_thread_assistant(call, runs.graphs, thread_row)
-    return {"assistant_id": assistant_id, "command": command}
+    return {
+        "assistant_id": await choose_thread_assistant(call, runs.graphs, thread_row),
+        "command": command,
+    }
 
 
-async def _authorize_and_open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
+async def _authorize_and_open_feed(call: Call, runs: RunManager, thread_id: str) -> EventLog:
     """Check that the caller is permitted to read the thread, and return the thread's event log.
 
     The log is closed when the thread is deleted or the server shuts down. A thread that is created
     with the id of a deleted thread gets a new event log.
     """
-    await call.authorize_arguments({"thread_id": thread_id})
+    await call.authorize_action_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
     return await runs.open_event_log_for_reader(call.identity, thread_id, thread_key)
 
 
 async def _iter_sse_frames_of_subscription(
-    call: Call, runs: Runs, feed: EventLog, request: Request, subscription: Subscription
+    runs: RunManager, feed: EventLog, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events that a client has subscribed to, as server-sent event frames.
 
@@ -208,46 +216,39 @@ async def _iter_sse_frames_of_subscription(
     event. The client may connect again.
     """
     with suppress(LookupError, Refused):
-        async for entries in _iter_subscribed_events(call, runs, feed, request, subscription):
+        async for entries in _iter_subscribed_events(runs, feed, request, subscription):
             for part in iter_sse_chunks(entries):
                 yield part
 
 
 async def _iter_subscribed_events(
-    call: Call,
-    runs: Runs,
-    feed: EventLog,
-    connection: HTTPConnection,
-    subscription: Subscription,
+    runs: RunManager, feed: EventLog, connection: HTTPConnection, subscription: Subscription
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
     If a subscription has `since`, only events with a sequence number greater than `since` are sent.
-    Once a client that subscribed without `since` has received the last event of a finished run,
-    clients that subscribe later without `since` no longer receive that run's events.
+    A client can subscribe without setting `since`. After one such client has received a run's last
+    event, later clients that do not set `since` do not receive the run's events.
     """
-    # If `since` exceeds the highest event number that the newest run can use, reduce it to this
-    # number. Otherwise, the client could miss events of the next run.
+    # Cap `since` at the highest event number that the newest run can have. With a larger `since`,
+    # the client would miss events of the next run.
     since = (
         subscription.since
         if subscription.since is None
         else min(subscription.since, feed.last | NUMBERS_PER_RUN - 1)
     )
     params = cast(Any, subscription.model_dump(exclude_none=True))
-    position = feed, since, partial(require_valid_credentials_of_same_user, connection)
-    async for entries in runs.read_events(call.identity, feed.thread_key, *position):
-        question_indexes = [
-            number
-            for number, event in enumerate(entries)
-            if event.kind["method"] == _INPUT_REQUESTED
-        ]
-        parts = (
-            [entries[: question_indexes[0]], entries[question_indexes[0] :]]
-            if question_indexes
-            else [entries]
+    async for entries in runs.read_events(connection, feed.thread_key, feed, since):
+        first_question = next(
+            (
+                index
+                for index, event in enumerate(entries)
+                if event.kind["method"] == _INPUT_REQUESTED
+            ),
+            len(entries),
         )
-        for part in parts:
-            if question_indexes and part is parts[1]:
+        for part in (entries[:first_question], entries[first_question:]):
+            if part and part[0].kind["method"] == _INPUT_REQUESTED:
                 await asyncio.sleep(QUESTION_DELAY_S)
             if matching := [event for event in part if matches_subscription(event.kind, params)]:
                 yield matching
@@ -258,12 +259,12 @@ async def _iter_subscribed_events(
 class ThreadSocket:
     """An accepted websocket that receives commands one at a time and sends events."""
 
-    def __init__(self, websocket: WebSocket, call: Call, runs: Runs, thread_id: str) -> None:
+    def __init__(self, websocket: WebSocket, call: Call, runs: RunManager, thread_id: str) -> None:
         self._websocket, self._call, self._runs = websocket, call, runs
         self._thread_id = thread_id
         self._readers: dict[str, asyncio.Task[None]] = {}
         user_ref = call.identity.tenant, call.identity.user
-        self._sender = WebSocketSender(websocket, runs.memory.get_account(*user_ref))
+        self._sender = WebSocketSender(websocket, runs.server.memory.get_account(*user_ref))
 
     async def serve(self) -> None:
         """Serve the client until it disconnects, loses access or stops reading events."""
@@ -285,7 +286,8 @@ class ThreadSocket:
         max_bytes = self._websocket.app.state.limits.body_bytes
         if len(content) > max_bytes:
             raise Refused(
-                f"the message has {len(content)} bytes; expected at most {max_bytes}", 413
+                f"the message is {len(content)} bytes long; at most {max_bytes} bytes are allowed",
+                413,
             )
         identity = self._call.identity
         self._websocket.app.state.clients.count_request((identity.tenant, identity.user))
@@ -309,11 +311,31 @@ class ThreadSocket:
                     command, {}, (await self._authorize_and_open_feed()).last
                 )
             else:
-                call = self._call.with_action("threads:create_run")
-                reply = await _start_run_and_build_reply(call, self._runs, self._thread_id, command)
+                reply = await self._start_run_and_audit_refusal(command)
         except (ValidationError, PerdureError) as exc:
             reply = _build_exception_reply(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))
+
+    async def _start_run_and_audit_refusal(self, command: CommandRequest) -> dict[str, Any]:
+        """Execute a command that starts a run, and return the reply.
+
+        If the server refuses to act for the person whom the command names, the refusal is recorded
+        in the audit log.
+        """
+        call, state = self._call.with_action("threads:create_run"), self._websocket.state
+        try:
+            return await _start_run_and_build_reply(call, self._runs, self._thread_id, command)
+        except Refused as exc:
+            if is_refused_while_acting(call.audited_identity, exc.status):
+                audit: Audit = self._websocket.app.state.audit
+                await audit.record(
+                    call,
+                    call.action,
+                    exc.status,
+                    state.request_id,
+                    {"thread_id": self._thread_id},
+                )
+            raise
 
     async def _authorize_and_open_feed(self) -> EventLog:
         """Check the caller's access, and return the thread's event log."""
@@ -340,12 +362,13 @@ class ThreadSocket:
 
     async def _forward_events(self, feed: EventLog, subscription: Subscription) -> None:
         """Send the events of a subscription. Close the websocket when the event log is closed."""
-        source = self._call, self._runs, feed, self._websocket
-        async for entries in _iter_subscribed_events(*source, subscription):
+        async for entries in _iter_subscribed_events(
+            self._runs, feed, self._websocket, subscription
+        ):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "json_bytes"))
         # The loop over the thread's events ends only if the thread was deleted or the server is
-        # shutting down, so close the websocket.
+        # shutting down, so close the websocket when the loop has ended.
         await self._websocket.close()
 
     async def _send_bytes(self, data: bytes) -> None:
@@ -355,7 +378,7 @@ class ThreadSocket:
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with the code 4000 plus the HTTP status.
 
-        For an error without an HTTP status, such as a lost event, the code is 1013.
+        For an error without an HTTP status, such as a lost event, the websocket close code is 1013.
 
         The close code includes the HTTP status, because the close code is the only status that a
         browser script can read from a websocket.
@@ -376,7 +399,8 @@ def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, An
 def _is_final_event(event: LoggedEvent) -> bool:
     """Return whether an event reports that a run has completed or failed.
 
-    An event for an interrupted run is not final, because the client can still answer the interrupt.
+    The event that reports an interrupted run is not final, because the client can still answer the
+    interrupt.
     """
     params = event.kind["params"]
     return not params["namespace"] and params["data"].get("event") in ("completed", "failed")
@@ -385,12 +409,12 @@ def _is_final_event(event: LoggedEvent) -> bool:
 class ThreadEvents:
     """Executes a run's graph and writes its events to the feed, which is the thread's event log."""
 
-    def __init__(self, run: Run, runs: Runs) -> None:
+    def __init__(self, run: Run, server: RunServer) -> None:
         self._run = run
-        self._feed = runs.get_or_create_event_log(
+        self._feed = server.get_or_create_event_log(
             run.tenant, run.thread_id, run.thread_key, run.user
         )
-        self._feed.charge_memory_to_account(runs.memory.get_account(run.tenant, run.user))
+        self._feed.charge_memory_to_account(server.memory.get_account(run.tenant, run.user))
         self._feed.increment_writer_count()
         # Maps the id of each interrupt of the run to its namespace and value.
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
@@ -432,7 +456,8 @@ class ThreadEvents:
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
         """Convert a graph event to the client format, and append it to the feed.
 
-        Also update the run's output, and remember the interrupts that the event reports.
+        If the event contains new state values, they become the run's output. If a graph event lists
+        interrupts, the method records them.
         """
         namespace, data = list(params["namespace"]), params["data"]
         match method:
@@ -451,14 +476,16 @@ class ThreadEvents:
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    # Skip complete messages from a node's return value, because `values` events
-                    # already contain them.
+                    # Add no event for a complete message that a node has returned, because the
+                    # `values` events in the feed already contain such messages.
                     return
                 model_run_id = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
                     self._messages[model_run_id] = part["id"]
-                    node = {"langgraph_node": metadata.get("langgraph_node")}
-                    data = {**part, "metadata": node}
+                    data = {
+                        **part,
+                        "metadata": {"langgraph_node": metadata.get("langgraph_node")},
+                    }
                 else:
                     data = {**part, "message_id": self._messages.get(model_run_id)}
             case "checkpoints":
@@ -474,25 +501,29 @@ class ThreadEvents:
         This method implements `Player.build_run_end_events`.
         """
         ending = {"event": "completed"}
-        questions: list[tuple[list[str], dict[str, Any]]] = []
+        events: list[tuple[str, list[str], dict[str, Any]]] = []
         if error:
             ending = {"event": "failed", "error": f"{error['error']}: {error['message']}"}
         elif self._run.cancelled:
             ending = _CANCELLED
         elif self._run.outcome == "interrupted":
             ending = {"event": "interrupted"}
-            for interrupt_id, (namespace, value) in self._interrupts.items():
-                questions.append(
-                    (namespace, {"interrupt_id": interrupt_id, "value": value, "payload": value})
+            events = [
+                (
+                    _INPUT_REQUESTED,
+                    namespace,
+                    {"interrupt_id": interrupt_id, "value": value, "payload": value},
                 )
-        events = [*((_INPUT_REQUESTED, *event) for event in questions), ("lifecycle", [], ending)]
+                for interrupt_id, (namespace, value) in self._interrupts.items()
+            ]
+        events.append(("lifecycle", [], ending))
         return [self._build_feed_event(number, *event) for number, event in enumerate(events, 1)]
 
     def _add_cancelled_event_and_leave_feed(self) -> None:
         """Append a `failed` event to the feed if the run was cancelled before it started.
 
-        No event is appended while another run of the thread is in progress. In every case, the run
-        is unregistered as a writer of the feed.
+        The `failed` event is not appended while another run of the thread is in progress. The
+        feed's writer count is always decremented, even if no event is appended.
         """
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)
@@ -535,7 +566,8 @@ class ThreadEvents:
 def _extract_ids_step_and_source_of_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's id, parent id, step and source.
 
-    The full checkpoint is not sent, because its config contains the authenticated user object.
+    Clients receive only selected fields, because the checkpoint's config contains the authenticated
+    user object.
     """
     parent = data.get("parent_config") or {"configurable": {}}
     return {

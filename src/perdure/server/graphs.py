@@ -20,7 +20,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.stored_types import StoredTypes
 from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import LanggraphFile
-from perdure.server.access import Refused
+from perdure.server.http.access import Refused
 from perdure.settings import Settings
 from perdure.stores.whole_store import WholeStore
 
@@ -34,9 +34,9 @@ that yields a graph.
 # Name that LangGraph assigns to graphs that are compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# The two classes in the union type `ServerRuntime`. A graph factory receives an instance of the
-# first class when a graph is opened for a run, and an instance of the second class when a graph is
-# opened for reading.
+# The two classes in the union type `ServerRuntime`. If a graph is opened for a run, its factory
+# receives an instance of the first class. If a graph is opened only for reading, its factory
+# receives an instance of the second class.
 _RUN_RUNTIME_CLASS, _READ_RUNTIME_CLASS = (
     get_origin(runtime_type) for runtime_type in get_args(ServerRuntime.__value__)
 )
@@ -63,7 +63,8 @@ class Graphs:
         self, sources: Mapping[str, GraphSource], saver_options: Mapping[str, Any] | None = None
     ) -> None:
         self.saver_options = dict(saver_options or {})
-        # Validate the options now, so that an invalid option prevents the server from starting.
+        # Validate the checkpointer options now, so that an invalid option prevents the server
+        # from starting.
         StoredTypes(**self.saver_options)
         self._sources = {
             name: source.compile() if isinstance(source, StateGraph) else source
@@ -79,12 +80,12 @@ class Graphs:
     def load_langgraph_json(cls, path: str | Path) -> Self:
         """Import the graphs listed in a `langgraph.json` file.
 
-        The folder of the file and the folders of its local dependencies are added to `sys.path`,
-        and the environment variables of its `env` section are set.
+        The folders of the configuration file and of its local dependencies are added to `sys.path`.
+        The environment variables in the configuration file's `env` section are set.
 
         The file may have a `perdure` section that configures the checkpointer, for example
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`.
-        `aliases` may also be the path of a Python object, in the same form as `types`.
+        `aliases` may also be a string that names a Python object, such as `"./file.py:ALIASES"`.
 
         Raises:
             ConfigurationError: The file cannot be read, or an object that it names cannot be
@@ -110,8 +111,9 @@ class Graphs:
     ) -> AsyncIterator[Graph]:
         """Yield a graph that uses the given checkpointer and store.
 
-        A graph factory is called with `config` and with a runtime object that holds `access`,
-        `user`, `store` and, for a run, `context`.
+        If the graph is built by a graph factory, the factory receives `config` and a runtime
+        object. The runtime object that a factory receives has the attributes `access`, `user`,
+        `store` and, for a run, `context`.
 
         Args:
             name: The name of the graph.
@@ -135,10 +137,9 @@ class Graphs:
             source = self._sources[name] = await asyncio.to_thread(source.build)
         if not isinstance(source, Pregel):
             shared = {"access_context": access, "user": user, "store": store}
-            is_run = access == "threads.create_run"
             runtime = (
                 _RUN_RUNTIME_CLASS(**shared, context=context)
-                if is_run
+                if access == "threads.create_run"
                 else _READ_RUNTIME_CLASS(**shared)
             )
             source = await asyncio.to_thread(_call_graph_factory, source, config or {}, runtime)
@@ -180,13 +181,13 @@ def _bind_graph_to_saver_and_store(
 ) -> Graph:
     """Return a copy of the graph that uses the given checkpointer and store.
 
-    If the graph has no name, the copy receives the name under which the graph is served.
+    If the graph has no name, its copy gets the name under which the graph is served.
     """
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
         raise ConfigurationError(
-            f"the function of the graph {name!r} returned {graph!r:.80}; expected a StateGraph or "
-            "a compiled graph"
+            f"the factory function of the graph {name!r} returned {graph!r:.80}; expected a "
+            "StateGraph or a compiled graph"
         )
     changes = {"checkpointer": saver, "store": store}
     return compiled.copy(changes | ({"name": name} if compiled.name == _UNNAMED else {}))
@@ -196,8 +197,7 @@ def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> A
     """Call a graph factory with the arguments that its signature requires.
 
     A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`. If
-    the parameter for the config has a default value, the config is not passed, and the default is
-    used.
+    the factory's config parameter has a default value, the factory is called without a config.
     """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

@@ -14,15 +14,15 @@ from starlette.types import Receive, Scope, Send
 
 from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError
-from perdure.server.access import Identity, LocalAccess, public
-from perdure.server.call import Call, CurrentCall
 from perdure.server.databases import DatabaseOptions, Databases
-from perdure.server.logs import Audit, is_audited_change
-from perdure.server.mcp_opening import REPLAYED_ID
-from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, ToolSchema
+from perdure.server.http.access import Identity, LocalAccess, public
+from perdure.server.http.call import Call, CurrentCall
+from perdure.server.http.logs import Audit, is_audited_change, is_refused_while_acting
+from perdure.server.http.reply import http_status
+from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
+from perdure.server.mcp_startup import REPLAYED_ID
 from perdure.server.mcp_tools import TOOLS, Tool
-from perdure.server.reply import http_status
 from perdure.settings import Settings
 
 if TYPE_CHECKING:
@@ -95,26 +95,26 @@ async def _call_tool_and_wrap_result(
     from mcp.types import CallToolResult, TextContent
 
     try:
-        schema, tool = _find_tool(name)
-        text = await _run_tool(tool, schema.validate_and_convert_arguments(arguments), request)
+        if name not in _TOOLS_BY_NAME:
+            raise InvalidValue(
+                f"there is no tool {name!r:.60}; expected one of {', '.join(_TOOLS_BY_NAME)}"
+            )
+        schema, tool = _TOOLS_BY_NAME[name]
+        text = await _run_tool_and_audit_change(
+            tool, schema.validate_and_convert_arguments(arguments), request
+        )
         return CallToolResult(content=[TextContent(text=text)], is_error=False)
     except PerdureError as exc:
         failure = str(exc)
     except Exception:
         _LOG.exception("the tool %r failed", name)
-        failure = f"the tool {name} failed; the log of the server has the error"
+        failure = f"the tool {name} failed; see the server's log for the error"
     return CallToolResult(content=[TextContent(text=failure)], is_error=True)
 
 
-def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
-    if name not in _TOOLS_BY_NAME:
-        raise InvalidValue(
-            f"there is no tool {name!r:.60}; expected one of {', '.join(_TOOLS_BY_NAME)}"
-        )
-    return _TOOLS_BY_NAME[name]
-
-
-async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
+async def _run_tool_and_audit_change(
+    tool: Tool, arguments: dict[str, Any], request: ToolRequest
+) -> str:
     """Run a tool, and record the call in the audit log if the tool's action changes data."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
@@ -126,7 +126,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
         status = http_status(exc)
         raise
     finally:
-        if is_audited_change(action):
+        if is_audited_change(action) or is_refused_while_acting(call.audited_identity, status):
             await request.audit.record(call, action, status, request.request_id)
 
 
@@ -157,14 +157,13 @@ async def serve_stdio(
     from mcp.server.stdio import stdio_server
 
     configured = DatabaseOptions(_load_store_options_from_langgraph_json(settings.graphs))
-    user, databases = settings.user, Databases(settings, options=configured)
+    user, databases = settings.user, Databases(settings, options=configured, creates_tables=False)
     request = ToolRequest(Call(Identity(user), "store:search", LocalAccess(user), databases), audit)
     server = build_mcp_server(lambda context: request)
     input_file: Any = _PrefixedInput(iter(lines), stdin)
     try:
         async with stdio_server(stdin=anyio.wrap_file(input_file)) as (read, write):
-            options = server.create_initialization_options()
-            await server.run(read, _ReplyStream(write), options)
+            await server.run(read, _ReplyStream(write), server.create_initialization_options())
     finally:
         await databases.aclose()
         audit.close()
@@ -239,8 +238,9 @@ def _get_or_build_mcp_http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # `arecall`, `aremember` and `quote_memories` are imported lazily, on first access. Access them
-    # here, because otherwise the first tool call would block the event loop during the imports.
+    # Access the lazily imported functions `arecall`, `aremember` and `quote_memories` now, so that
+    # they are imported before the first tool call. Otherwise, the first tool call would block the
+    # event loop during the imports.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_mcp_server(get_request)
 
@@ -256,7 +256,7 @@ class _SdkResponse(Response):
         """Pass the HTTP request on to the MCP SDK, which sends the response."""
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # The Host and Origin headers have already been checked by `perdure.server.guard`.
+        # The Host and Origin headers have already been checked by `perdure.server.http.guard`.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         # Create a session manager for each request, because a session manager can run only once.
         self._server.streamable_http_app(

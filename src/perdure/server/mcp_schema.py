@@ -1,8 +1,9 @@
 """Describe the MCP tools to clients, and validate the arguments of tool calls.
 
-This module imports only settings and errors, so that `perdure mcp` can list the tools quickly. The
-modules that implement the tools are not imported until a tool is called. Each tool described in
-this module is implemented by the function of the same name in `mcp_tools.py`.
+Within perdure, this module imports only the modules for settings and errors, so that `perdure mcp`
+starts fast and can list the tools quickly. The modules that implement the tools are not imported
+until a tool is called. Each tool described in this module is implemented by the function of the
+same name in `mcp_tools.py`.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _build_text_schema(description: str, **constraints: Any) -> Schema:
 
 
 def _build_schema_of_integer_1_to_100(description: str, default: int) -> Schema:
-    """Return the JSON schema of an integer from 1 to 100 with the given default."""
+    """Return the JSON schema for an integer from 1 to 100, with the given default."""
     return {
         "type": "integer",
         "minimum": 1,
@@ -223,20 +224,17 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
     """
     value_schema, is_nullable = _get_non_null_schema_and_nullability(schema)
     if is_nullable and (value is None or value == ""):
-        # Treat "" as null, because models pass "" for arguments that they want to omit.
+        # If an argument may be null, treat "" as null, because language models pass "" for
+        # arguments that they want to omit.
         return None
     converted = _CONVERSIONS[value_schema["type"]](value)
-    if converted is None:
-        raise ValueError(
-            f"the argument {name!r} is {_quote_value(value)}; expected {_describe_type(schema)}"
-        )
     if isinstance(converted, str):
         if len(converted) > value_schema.get("maxLength", len(converted)):
             raise ValueError(
                 f"the argument {name!r} has {len(converted):,} characters; expected at most "
                 f"{value_schema['maxLength']:,}"
             )
-    elif not value_schema["minimum"] <= converted <= value_schema["maximum"]:
+    elif converted is None or not value_schema["minimum"] <= converted <= value_schema["maximum"]:
         raise ValueError(
             f"the argument {name!r} is {_quote_value(value)}; expected {_describe_type(schema)}"
         )
@@ -246,8 +244,8 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
 def _get_non_null_schema_and_nullability(schema: Schema) -> tuple[Schema, bool]:
     """Return the schema for non-null values, and whether `schema` allows null.
 
-    In a schema that allows null, `anyOf` contains the schema for non-null values, followed by the
-    null schema.
+    If a schema allows null, its `anyOf` list contains the schema for non-null values, followed by
+    the null schema.
     """
     return (schema["anyOf"][0], True) if "anyOf" in schema else (schema, False)
 

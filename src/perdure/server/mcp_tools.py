@@ -17,23 +17,23 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 
 from perdure import memory
-from perdure.checkpointers.thread_list import ThreadQuery
-from perdure.errors import InvalidValue, UnknownThread
-from perdure.memory.changes import TEXT
-from perdure.memory.periods import parse_period
-from perdure.memory.records import EPISODE, TURN, Outcome
-from perdure.memory.run_config import TEAM, TEAMS
-from perdure.server.access import Forbidden, set_required_action
-from perdure.server.call import Call
+from perdure.errors import InvalidValue
+from perdure.memory.long_term.memory_changes import TEXT
+from perdure.memory.long_term.periods import parse_period
+from perdure.memory.long_term.records import EPISODE, TURN, Outcome
+from perdure.memory.namespace_templates import TEAM, TEAMS
+from perdure.run_tables.thread_list import ThreadQuery
+from perdure.server.http.access import Forbidden, set_required_action
+from perdure.server.http.call import Call
+from perdure.server.http.reply import format_as_text, truncate_and_count_omitted
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
-from perdure.server.reply import format_as_text, truncate_and_count_omitted
-from perdure.server.teams import build_team_keyword_argument
+from perdure.server.threads import build_unknown_thread_error
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
 from perdure.stores.whole_store import WholeStore
 
-# Threshold for the total length, in characters, of the messages that `read_thread` returns. Once
-# the total reaches this threshold, no more messages are added.
+# Threshold for the total length, in characters, of the messages in a `read_thread` result. Once it
+# is reached, no more messages are added.
 _MAX_ANSWER_CHARS: Final = 40_000
 # Maximum time, in seconds, that a search waits for changed threads to be indexed.
 _INDEX_WAIT_S: Final = 10.0
@@ -61,11 +61,9 @@ async def recall(
 ) -> str:
     """Search the memories of the user and the user's teams, or of one team, by relevance."""
     arguments = {"query": query, "limit": limit}
-    selection = await call.authorize_and_build_memory_selection(
-        {**arguments, **build_team_keyword_argument(team)}
-    )
+    selection = await call.authorize_and_build_memory_namespace_and_config(team, **arguments)
     if team is None:
-        selection = await _add_team_memories_to_selection(call, arguments, selection)
+        selection = await _add_team_memories_to_namespace_and_config(call, arguments, selection)
     selection |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
     recalled = await memory.arecall(query, store=call.store, limit=limit, **selection)
     if not recalled.memories:
@@ -81,35 +79,36 @@ async def recall(
     return memory.quote_memories(recalled.memories) + omitted_note
 
 
-async def _add_team_memories_to_selection(
-    call: Call, action_arguments: Mapping[str, Any], selection: Mapping[str, Any]
+async def _add_team_memories_to_namespace_and_config(
+    call: Call, action_arguments: Mapping[str, Any], namespace_and_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Extend a search of the user's own memories to those of the user's teams.
+    """Extend a search of the user's own memories to include the memories of the user's teams.
 
-    A team is skipped if the access rules do not allow the user to read the team's memories, or if
-    the access rules replace the namespace of the search.
+    The search does not include a team's memories if the access rules do not allow the user to read
+    them. A team's memories are skipped if the access rules replace the team's namespace with
+    another namespace.
 
     Args:
         call: The request.
         action_arguments: The arguments of the action, for the permission check.
-        selection: The namespace and the config that select the user's memories.
+        namespace_and_config: The namespace and the config that select the user's memories.
 
     Returns:
-        The namespace templates and the config that select the memories of the user and of the
-        teams that were not skipped. If there are no such teams, `selection` is returned.
+        The namespace templates and the config that select the memories of the user and of the teams
+        that were not skipped. If all teams are skipped, `namespace_and_config` is returned.
     """
     teams = []
     for team in sorted(call.identity.teams):
         team_namespace = {"namespace": (TEAMS, team)}
         with suppress(Forbidden):
-            permitted = await call.with_action(call.action).authorize_arguments(
+            permitted = await call.with_action(call.action).authorize_action_arguments(
                 {**action_arguments, **team_namespace}
             )
-            teams += [team] if tuple(permitted["namespace"]) == team_namespace["namespace"] else []
+            teams += [team] if permitted["namespace"] == team_namespace["namespace"] else []
     if not teams:
-        return dict(selection)
-    config = {"configurable": {**selection["config"]["configurable"], "teams": teams}}
-    return {"namespace": [selection["namespace"], (TEAMS, TEAM)], "config": config}
+        return dict(namespace_and_config)
+    config = {"configurable": {**namespace_and_config["config"]["configurable"], "teams": teams}}
+    return {"namespace": [namespace_and_config["namespace"], (TEAMS, TEAM)], "config": config}
 
 
 @set_required_action("store:put")
@@ -120,10 +119,15 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
     versions of the memory are kept.
     """
     arguments: dict[str, Any] = {"key": key} if key else {}
-    arguments |= {"value": {"text": text, "kind": "fact"}, **build_team_keyword_argument(team)}
-    selection = await call.authorize_and_build_memory_selection(arguments)
-    author = None if team is None else call.identity.person
-    provenance = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC), author=author)
+    selection = await call.authorize_and_build_memory_namespace_and_config(
+        team, **arguments, value={"text": text, "kind": "fact"}
+    )
+    provenance = Provenance(
+        actor="mcp",
+        trust="assistant",
+        at=datetime.now(UTC),
+        author=None if team is None else call.identity.person,
+    )
     if key:
         outcome = await _supersede_memory(call.store, key, text, provenance, selection)
     else:
@@ -172,8 +176,8 @@ async def _supersede_memory(
         problem = _UNCHANGEABLE_KINDS.get(existing.kind)
     if existing is None or problem:
         raise InvalidValue(
-            f"nothing was stored, because the key {key!r:.80} is {problem}; to change a memory, "
-            "pass the id that recall returned for it; to store a new memory, omit the key"
+            f"nothing was stored, because the key {key!r:.80} is {problem}. Pass an id from recall "
+            "to change a memory, or omit the key to store a new memory"
         )
     return await memories.asupersede(
         key,
@@ -187,9 +191,7 @@ async def _supersede_memory(
 @set_required_action("store:delete")
 async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Permanently erase a memory and all its versions."""
-    selection = await call.authorize_and_build_memory_selection(
-        {"key": key, **build_team_keyword_argument(team)}
-    )
+    selection = await call.authorize_and_build_memory_namespace_and_config(team, key=key)
     receipt = await memory.aforget(key, store=call.store, **selection)
     call.record_for_audit(hashes=receipt.hashes)
     storage_note = (
@@ -207,7 +209,7 @@ async def forget(call: Call, key: str, team: str | None = None) -> str:
 @set_required_action("threads:search")
 async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> str:
     """Search the user's earlier conversations by title and message text."""
-    await call.authorize_arguments({"metadata": {}, "limit": limit})
+    await call.authorize_action_arguments({"metadata": {}, "limit": limit})
     query = ThreadQuery(text=text, person=call.identity.person)
     found_threads = await call.threads.search(query, limit)
     field_names = ("thread_id", "title", "status")
@@ -230,15 +232,16 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 
 @set_required_action("threads:read")
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
-    """Read an earlier conversation's newest messages, or the newest ones before a position.
+    """Read the newest messages of an earlier conversation, or the newest ones before a position.
 
-    The result also lists the nodes that the conversation's graph will run next. If the conversation
-    is waiting for answers to interrupts, the result contains the questions.
+    The returned JSON contains the messages and the nodes that the conversation's graph will run
+    next. If the conversation's graph is waiting for answers to interrupts, the questions of the
+    interrupts are returned, too.
     """
-    await call.permit_thread(thread_id)
-    # Even an admin may not read other users' threads with the MCP tool `read_thread`.
-    if not await call.threads.is_readable_by(thread_id, call.identity.person):
-        raise UnknownThread(f"there is no thread {thread_id!r}")
+    thread = await call.permit_thread_row(thread_id)
+    # Even an admin cannot read other users' threads with the MCP tool `read_thread`.
+    if not call.threads.is_readable_by(thread, call.identity.person):
+        raise build_unknown_thread_error(thread_id)
     remaining_items = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)
     first_index, messages, char_count = (
         max(0, len(remaining_items) - last),
@@ -258,11 +261,10 @@ async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | 
     if status.next:
         extra_fields["next"] = [*dict.fromkeys(status.next)]
     if status.questions:
-        questions = [
+        extra_fields["waits_for_answers_to"] = [
             truncate_and_count_omitted(format_as_text(question), MAX_TEXT_CHARS)[0]
             for _, question in status.questions
         ]
-        extra_fields["waits_for_answers_to"] = questions
     return _format_json_marked_as_quoted_data(
         thread_id=thread_id, messages=messages, **extra_fields
     )

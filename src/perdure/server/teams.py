@@ -2,7 +2,7 @@
 
 A team's memory is stored in the namespaces under `("teams", NAME)`. A user's teams are determined
 by the user's API key or by the authentication handler. On a server without authentication, a run's
-config specifies the teams. See docs/people.md for the rules.
+config specifies the teams to which the run's user belongs. See docs/people.md for the rules.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from perdure.memory.run_config import TEAMS
-from perdure.server.access import Access, Forbidden, Identity
-from perdure.server.person import Person, Sender
-from perdure.settings import is_valid_user_or_team_name
+from perdure.memory.namespace_templates import TEAMS
+from perdure.server.http.access import Access, Forbidden, Identity
+from perdure.server.http.keys_file import is_valid_name_in_keys_file
+from perdure.server.thread_person import Person, Sender
 
 _LOG: Final = logging.getLogger("perdure.server")
 
@@ -27,18 +27,13 @@ def extract_teams_of_user(user: Any) -> frozenset[str]:
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
     names = [*teams] if is_list else []
-    if not is_list or not all(map(_is_team_name, names)):
+    if not is_list or not all(map(is_valid_name_in_keys_file, names)):
         _LOG.error(
             "the authentication handler returned a user whose teams are not a list of names; the "
             "user is treated as a member of no team"
         )
         return frozenset()
     return frozenset(names)
-
-
-def _is_team_name(name: Any) -> bool:
-    """Return whether a value is a valid team name."""
-    return is_valid_user_or_team_name(name) and name != "*" and "\0" not in name
 
 
 def find_teams_of_user(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:
@@ -63,20 +58,12 @@ def is_team_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (TEAMS,)
 
 
-def build_team_keyword_argument(team: str | None) -> dict[str, Any]:
-    """Return the keyword argument `namespace` that selects a team's memory, as a dict.
-
-    If `team` is None, the dict is empty.
-    """
-    return {} if team is None else {"namespace": (TEAMS, team)}
-
-
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
     """Return whether a user is allowed to see a team's namespace.
 
     Administrators see all namespaces. The common prefix of all team namespaces, `("teams",)`, is
-    visible to every user who belongs to a team. The function returns True for a namespace that does
-    not belong to a team.
+    visible to every user who belongs to a team. For a namespace that does not belong to a team,
+    return True.
     """
     if identity.is_admin or not is_team_namespace(namespace):
         return True
@@ -86,8 +73,9 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
     """Raise an error if a user who is not a member of a team accesses the team's memory.
 
-    Administrators may access the memory of all teams. Every user may list the namespaces under
-    `("teams",)`. The list shows only namespaces for which `may_see_namespace` returns True.
+    No error is raised for administrators, who may access the memory of all teams. Every user may
+    list the namespaces under `("teams",)`. The list shows only namespaces for which
+    `may_see_namespace` returns True.
 
     Args:
         identity: The user.
@@ -118,7 +106,7 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
 def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
     """Reject a run that names a team to which `identity.person` does not belong.
 
-    The config or the context of a run can name teams.
+    The config or the context of a run can specify teams.
 
     Args:
         identity: The user who sends the run, with the person for whom the user acts.
@@ -156,10 +144,11 @@ class RunTeams:
         """Return the teams whose memory a run uses, sorted by name.
 
         A run uses a team's memory only if both the sender and the person whose memories the run
-        uses are members of the team. If the sender acts on behalf of another user, that user must
-        be a member instead of the sender. If the sender is permitted to act on behalf of others but
-        does not specify a person, the sender does not have to be a member. A run that does not use
-        a person's memories does not use any team's memory either.
+        uses are members of the team. For a sender who acts for another user, the other user's team
+        membership is checked in place of the sender's. A sender with the permission to act for
+        other users may send a request that names no other user. The sender's team membership is
+        then checked only if the run uses the sender's own memories. A run that does not use a
+        person's memories does not use any team's memory either.
 
         Args:
             tenant: The tenant of the run, or None.

@@ -1,8 +1,8 @@
 """Record metrics for Prometheus and spans for OpenTelemetry.
 
-Metrics and spans are off unless they are configured. Metric labels and span attributes contain the
-names of routes, components, operations and statistics, HTTP methods and status codes, and error
-classes. Metric labels and span attributes never contain stored content, ids or user names.
+Metrics and spans are off unless they are configured. Metric labels and span attributes contain HTTP
+methods, status codes, error classes, and the names of routes, components, operations and
+statistics. Metric labels and span attributes never contain stored content, ids or user names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from perdure.errors import ConfigurationError, MissingDependency, PerdureError
 from perdure.server.databases import OpenDatabase
 
 if TYPE_CHECKING:
-    from perdure.memory.extraction import DueThreads
-    from perdure.server.guard import RequestSummary
+    from perdure.memory.long_term.extraction import DueThreads
+    from perdure.server.http.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
 # Upper bounds of the histogram buckets, in seconds
@@ -49,8 +49,8 @@ _BUCKETS_S: Final = (
 )
 # Seconds after which the cached database sizes and extraction-job counts are refreshed
 _RECOUNT_INTERVAL_S: Final = 60.0
-# Maximum number of seconds that a metrics request waits for database sizes and job counts to be
-# refreshed
+# Maximum number of seconds that a request for the metrics waits until the database sizes and
+# extraction-job counts have been refreshed
 _MAX_COUNT_WAIT_S: Final = 0.5
 _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
@@ -75,13 +75,17 @@ class Telemetry:
         self._registry = CollectorRegistry()
         common_options: Any = {"registry": self._registry, "namespace": "perdure"}
         histogram_options: Any = {"buckets": _BUCKETS_S, **common_options}
-        name_and_help = "operation_seconds", "Duration of database operations and runs"
         self._operations = Histogram(
-            *name_and_help, ("part", "operation", "error"), **histogram_options
+            "operation_seconds",
+            "Duration of database operations and runs",
+            ("part", "operation", "error"),
+            **histogram_options,
         )
-        name_and_help = "request_seconds", "Duration of requests, streams included"
         self._requests = Histogram(
-            *name_and_help, ("method", "route", "status"), **histogram_options
+            "request_seconds",
+            "Duration of requests, streams included",
+            ("method", "route", "status"),
+            **histogram_options,
         )
         self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **common_options)
         self._jobs = Gauge(
@@ -145,8 +149,7 @@ class Telemetry:
             error = type(exc).__name__
             raise
         finally:
-            duration = time.perf_counter() - start
-            self._operations.labels(part, operation, error).observe(duration)
+            self._operations.labels(part, operation, error).observe(time.perf_counter() - start)
 
     @asynccontextmanager
     async def _ameasure_operation(self, part: str, operation: str) -> AsyncIterator[None]:
@@ -158,7 +161,7 @@ class Telemetry:
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Return a context manager that records the execution of a graph in its `with` block."""
+        """Return a context manager that records the graph run in its `with` block."""
         return self._measure_operation("graph", "run")
 
     @contextmanager
@@ -167,7 +170,7 @@ class Telemetry:
     ) -> Iterator[None]:
         """Record a request's span and duration.
 
-        The measurement ends when the response is complete.
+        The duration of a request is measured until its response is complete.
 
         Args:
             headers: The request's headers. If they contain a trace context, the request's span
@@ -183,10 +186,9 @@ class Telemetry:
                 span.set_attribute("http.request.method", summary.method)
                 span.set_attribute("http.route", summary.route)
                 span.set_attribute("http.response.status_code", summary.status)
-                histogram = self._requests.labels(
-                    summary.method, summary.route, str(summary.status)
+                self._requests.labels(summary.method, summary.route, str(summary.status)).observe(
+                    summary.ms / 1000
                 )
-                histogram.observe(summary.ms / 1000)
 
     @contextmanager
     def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
@@ -209,10 +211,11 @@ class Telemetry:
     # -- sizes and jobs, counted when metrics are read
 
     async def render_metrics(self, database: OpenDatabase) -> bytes:
-        """Return the metrics in Prometheus's text format.
+        """Return the metrics in the Prometheus text format.
 
-        Database sizes and job counts are refreshed at most once a minute. If a refresh takes longer
-        than `_MAX_COUNT_WAIT_S` seconds, the previous values are returned.
+        Database sizes and job counts are refreshed at most once a minute. If refreshing the
+        database sizes and job counts takes longer than `_MAX_COUNT_WAIT_S` seconds, their previous
+        values are returned.
         """
         from prometheus_client import generate_latest
 
@@ -238,11 +241,15 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """Count, by job state, the threads with messages that memory extraction has not read yet.
+        """Count the threads that memory extraction has not fully read, grouped by job state.
 
-        Each call reads only the activity since the previous call.
+        The job state is the current state of memory extraction for a thread, for example
+        `"waiting"` or `"due"`.
+
+        To save time, each call of this method reads only threads that have changed since its
+        previous call.
         """
-        from perdure.memory.extraction import DueThreads, Extraction, Pace
+        from perdure.memory.long_term.extraction import DueThreads, Extraction, Pace
 
         if self._due_threads is None or self._due_threads[0] is not database:
             self._due_threads = (

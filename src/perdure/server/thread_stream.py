@@ -6,23 +6,28 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from functools import partial
 from time import monotonic
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
-from perdure.checkpointers.runs import LIVE_STATES, RunSummary
-from perdure.server.access import Refused, set_required_action
-from perdure.server.api_runs import SERVER_CLOSING, require_valid_credentials_of_same_user
+from perdure.run_tables.runs import LIVE_STATES, RunSummary
+from perdure.server.api_runs import SERVER_CLOSING
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref
-from perdure.server.call import Call, CurrentCall, PathId
-from perdure.server.run_events import METADATA_EVENT
-from perdure.server.run_log import ACCESS_CHECK_S, build_event_stream, build_frame, iter_sse_chunks
-from perdure.server.run_queue import SWEEP_S
-from perdure.server.run_request import parse_repeated_or_json_array_parameter
-from perdure.server.runs import Runs, ServerRuns
+from perdure.server.http.access import Refused, set_required_action
+from perdure.server.http.acting_for import require_valid_credentials_of_same_user
+from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.runs.event_log import (
+    ACCESS_CHECK_S,
+    build_event_stream,
+    build_frame,
+    iter_sse_chunks,
+)
+from perdure.server.runs.run_events import METADATA_EVENT
+from perdure.server.runs.run_manager import RunManager, ServerRuns
+from perdure.server.runs.run_queue import SWEEP_S
+from perdure.server.runs.run_request import parse_repeated_or_json_array_parameter
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
@@ -54,13 +59,13 @@ async def join_thread(
 class ThreadFrames:
     """Produces a thread's stream of server-sent events for one reader.
 
-    The events of each run follow the events of the previous run.
+    The stream contains the events of all runs, one run after the other.
 
     An event's id consists of its run's `seq` and the event's own number. The id of a run's last
     event consists only of the run's `seq`.
     """
 
-    def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
+    def __init__(self, call: Call, runs: RunManager, request: Request, thread_id: str) -> None:
         self._call, self._runs, self._request = call, runs, request
         self._thread_id, self._tenant = thread_id, call.identity.tenant
         self._access_checked_at = monotonic()
@@ -78,7 +83,7 @@ class ThreadFrames:
         """
         try:
             seq, number = await self._find_seq_and_event_number_to_resume_after(last_event_id)
-            head = await self._read_head_ref() if "state_update" in modes else None
+            head = await self._read_head_checkpoint_ref() if "state_update" in modes else None
             while True:
                 for run_seq, run_id, _ in await self._list_runs_after(seq):
                     async with aclosing(
@@ -87,7 +92,9 @@ class ThreadFrames:
                         async for part in frames:
                             yield part
                     seq, number = run_seq, None
-                if "state_update" in modes and head != (head := await self._read_head_ref()):
+                if "state_update" in modes and head != (
+                    head := await self._read_head_checkpoint_ref()
+                ):
                     yield b"id: %d\n%b" % (seq, build_frame("state_update", {"checkpoint": head}))
                 await asyncio.sleep(SWEEP_S)
                 await self._check_access_to_thread()
@@ -115,10 +122,10 @@ class ThreadFrames:
     async def _list_runs_after(self, seq: int) -> list[RunSummary]:
         """List the runs with a sequence number greater than `seq`."""
         return await (
-            await self._runs.get_database_runs(self._tenant)
+            await self._runs.get_run_queue(self._tenant)
         ).table.list_summaries_of_runs_after(self._thread_id, seq)
 
-    async def _read_head_ref(self) -> dict[str, Any] | None:
+    async def _read_head_checkpoint_ref(self) -> dict[str, Any] | None:
         """Return the thread id, namespace and checkpoint id of the thread's head.
 
         The checkpoint id is left out if the thread has no checkpoint in the root namespace. Return
@@ -134,7 +141,8 @@ class ThreadFrames:
     async def _check_access_to_thread(self) -> None:
         """Check that the reader is still logged in and still has access to the thread.
 
-        The check is skipped if the last one took place less than `ACCESS_CHECK_S` seconds ago.
+        The reader's access is not checked again if it was checked less than `ACCESS_CHECK_S`
+        seconds ago.
 
         Raises:
             Refused: The reader no longer has access to the thread.
@@ -149,8 +157,8 @@ class ThreadFrames:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one run, encoded as server-sent events.
 
-        If the run's `protocol` is `"thread"`, or if its events are no longer kept, only events that
-        report the run's start, error and end are sent.
+        If the run's `protocol` is `"thread"`, only its start, error and end events are sent. If the
+        run's events are no longer kept, only start, error and end events are sent.
 
         Args:
             run_id: The run.
@@ -167,20 +175,14 @@ class ThreadFrames:
                 build_frame(METADATA_EVENT, {"run_id": run_id, "attempt": 1}),
             )
         if "run_modes" in modes and not run.events_dropped and run.protocol == "run":
-            position = (
-                last_event_number,
-                partial(require_valid_credentials_of_same_user, self._request),
-                run.seq_range,
-            )
-            identity = self._call.identity
             async for entries in self._runs.read_events(
-                identity, run.thread_key, run.log, *position
+                self._request, run.thread_key, run.log, last_event_number, run.seq_range
             ):
                 for part in iter_sse_chunks(
                     entries, lambda event: b"id: %d.%d\n" % (seq, event.number)
                 ):
                     yield part
-        while run.task is not None and not run.has_ended:
+        while run.task is not None and not run.is_task_done:
             await asyncio.wait([run.task], timeout=ACCESS_CHECK_S)
             await self._check_access_to_thread()
         if run.status in LIVE_STATES:
@@ -188,5 +190,7 @@ class ThreadFrames:
         if run.error and has_lifecycle:
             yield build_frame("error", run.error)
         if has_lifecycle:
-            end_data = {"run_id": run_id, "status": "run_done"}
-            yield b"id: %d\n%b" % (seq, build_frame("metadata", end_data))
+            yield b"id: %d\n%b" % (
+                seq,
+                build_frame(METADATA_EVENT, {"run_id": run_id, "status": "run_done"}),
+            )

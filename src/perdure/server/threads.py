@@ -2,10 +2,10 @@
 
 The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
 contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
-of its last run on a server. The thread's head determines whether the thread is waiting for an
-answer to an interrupt, no matter which program stored the head. A new thread only reserves its id.
-If a program other than the server stores a new thread's first checkpoint, the metadata that a
-client set for the thread is ignored.
+of its last run on a server. To find out whether a thread waits for an answer to an interrupt, the
+server reads the thread's head. The head may have been stored by a program other than the server. A
+new thread only reserves its id. If a program other than the server stores a new thread's first
+checkpoint, the metadata that a client set for the thread is ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,7 @@ from perdure.checkpointers import Retention, ThreadStatus
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
-from perdure.checkpointers.records import ClientMetadata, RunRow
-from perdure.checkpointers.runs import RunTable
-from perdure.checkpointers.thread_list import (
-    ListedThread,
-    RunStatus,
-    ThreadList,
-    ThreadQuery,
-    TimeToLive,
-)
+from perdure.checkpointers.records import ChangesByOtherUsers, ClientMetadata
 from perdure.errors import (
     AlreadyLocked,
     ConfigurationError,
@@ -40,15 +32,25 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
-from perdure.server.access import (
+from perdure.run_tables.records import RunRow
+from perdure.run_tables.runs import RunTable
+from perdure.run_tables.thread_list import (
+    ListedThread,
+    RunStatus,
+    ThreadList,
+    ThreadQuery,
+    TimeToLive,
+)
+from perdure.server.http.access import (
     Filter,
     build_json_containment_predicate,
     matches_filter,
     require_filter_match,
 )
-from perdure.server.person import find_person_of_thread
-from perdure.server.reply import encode_json
+from perdure.server.http.reply import encode_json
+from perdure.server.thread_person import find_person_of_thread
 from perdure.settings import SEARCH_LIMIT, check_user
+from perdure.storage.flow import NO_LIMIT
 from perdure.stores.store import Store
 from perdure.stores.values import encode_value_as_json
 
@@ -59,7 +61,6 @@ MAX_METADATA_BYTES: Final = 64_000
 MAX_METADATA_LEVELS: Final = 8
 """The maximum nesting of the metadata that a client gives a thread. `{"a": 1}` has one level."""
 _MAX_ID_BYTES: Final = 4096  # Maximum number of bytes in the id of a new thread
-_NO_LIMIT: Final = 1 << 31
 # Number of runs that a search reads from the database in one batch
 _RUNS_PER_READ: Final = 500
 LOCK_RELEASE_S: Final = 0.5
@@ -72,7 +73,7 @@ _DELETE_WAIT_S: Final = 5
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Validate and return the metadata that a client sets for a thread, a run or another object.
 
-    The size of the metadata is limited, because the metadata is read whenever threads are listed.
+    The size of a thread's metadata is limited, because it is read whenever threads are listed.
 
     Raises:
         ConfigurationError: The metadata has more than 64 kB as JSON, more than 8 levels, or an
@@ -92,7 +93,8 @@ def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         for value in values:
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 raise ConfigurationError(
-                    f"the metadata has an integer of {value.bit_length()} bits; expected at most 64"
+                    f"the metadata contains an integer of {value.bit_length()} bits; at most 64 "
+                    "bits are allowed"
                 )
     if containers:
         raise ConfigurationError(
@@ -101,13 +103,14 @@ def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         )
     if (size := len(encode_json(metadata))) > MAX_METADATA_BYTES:
         raise ConfigurationError(
-            f"the metadata {metadata!r:.80} has {size} bytes; expected at most {MAX_METADATA_BYTES}"
+            f"the metadata {metadata!r:.80} is {size} bytes long as JSON; at most "
+            f"{MAX_METADATA_BYTES} bytes are allowed"
         )
     return metadata
 
 
 def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Check the user names in a client's metadata, if any, and return the metadata.
+    """Check the user names, if any, in metadata that a client sent, and return the metadata.
 
     Raises:
         ConfigurationError: `owner` or `user_id` is blank.
@@ -119,15 +122,16 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads that a caller has access to.
+    """Reads and changes the threads to which a caller has access.
 
-    If the caller has no access to a thread, the methods behave as if it did not exist.
+    If the caller has no access to a thread, the methods of this class behave as if the thread did
+    not exist.
 
     Args:
         saver: The checkpointer that has the threads.
         filter: The caller has access only to threads whose metadata matches this filter.
-        is_busy: Returns whether this process has an unfinished run of the thread with a given id,
-            even if the thread has been deleted.
+        has_run_in_process: Returns whether this process has an unfinished run of the thread with a
+            given id, even if the thread has been deleted.
         drop_runs_and_events_of_thread: Called with the id of a deleted thread, before a new thread
             gets this id.
         default_ttl: The time to live of a new thread for which the client sets none. None means no
@@ -139,18 +143,15 @@ class Threads:
         self,
         saver: Checkpointer,
         filter: Filter,
-        is_busy: Callable[[str], bool] = lambda _: False,
+        has_run_in_process: Callable[[str], bool] = lambda _: False,
         drop_runs_and_events_of_thread: Callable[[str], None] = lambda _: None,
         default_ttl: TimeToLive | None = None,
         *,
         owners_are_people: bool = True,
     ) -> None:
         self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
-        self._filter, self._is_busy, self._drop_runs_and_events_of_thread = (
-            filter,
-            is_busy,
-            drop_runs_and_events_of_thread,
-        )
+        self._filter, self._has_run_in_process = filter, has_run_in_process
+        self._drop_runs_and_events_of_thread = drop_runs_and_events_of_thread
         self._owners_are_people = owners_are_people
 
     # -- one thread
@@ -167,7 +168,7 @@ class Threads:
         """
         thread = await self.get_row(thread_id)
         if not matches_filter(thread.metadata, self._filter):
-            raise _unknown_thread_error(thread_id)
+            raise build_unknown_thread_error(thread_id)
         return thread
 
     async def create(
@@ -201,7 +202,7 @@ class Threads:
         raise already_exists_error(f"a thread {thread_id!r}")
 
     async def get_or_create_row(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread:
-        """Return the row of a thread. If the thread does not exist, create it with the metadata.
+        """Return a thread's row. If the thread does not exist, create it with the given metadata.
 
         Raises:
             UnknownThread: The caller has no access to the existing thread with this id.
@@ -219,7 +220,7 @@ class Threads:
         if not matches_filter(existing.metadata, self._filter):
             # The caller has no access to this thread, so raise the same error as for a missing
             # thread.
-            raise _unknown_thread_error(thread_id)
+            raise build_unknown_thread_error(thread_id)
         return existing
 
     async def _insert_thread_row_if_absent(
@@ -227,7 +228,7 @@ class Threads:
     ) -> bool:
         """Insert the row of a new thread, and set the thread's time to live.
 
-        Return False if another request has inserted the row first.
+        Return True if the row was inserted, or False if another request has inserted it first.
         """
         if not await self._list.acreate_thread_if_absent(thread_id, client):
             return False
@@ -238,7 +239,7 @@ class Threads:
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
     ) -> Thread:
-        """Add metadata to a thread. A new entry replaces an existing entry with the same name.
+        """Add metadata to a thread, replacing existing entries with the same names.
 
         Args:
             thread_id: The thread.
@@ -271,12 +272,12 @@ class Threads:
         """
         if thread := await self._list.aget(thread_id):
             return thread
-        raise _unknown_thread_error(thread_id)
+        raise build_unknown_thread_error(thread_id)
 
     async def set_run_status(
         self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Store the status of a thread's last run, unless `former_row` already contains it.
+        """Store the status of a thread's last run. Skip the write if `former_row` is up to date.
 
         Args:
             thread_id: The thread.
@@ -288,7 +289,8 @@ class Threads:
             former_row
             and former_row.head_metadata is not None
             and not is_waiting
-            and _is_row_up_to_date_after_run(former_row, status)
+            and (_get_client_metadata_and_run_status_to_store(former_row)[0], status)
+            == (former_row.client, former_row.last_run_status)
         ):
             return
         await self._list.aupdate_thread(
@@ -296,6 +298,22 @@ class Threads:
             lambda thread: (_get_client_metadata_and_run_status_to_store(thread)[0], status),
             may_wait_for_answer=is_waiting,
         )
+
+    async def record_changes_by_other_users(
+        self, thread_id: str, changes: ChangesByOtherUsers
+    ) -> None:
+        """Store whether other users have changed a thread; see `ChangesByOtherUsers`.
+
+        The caller must hold the thread's lock. Unknown threads are ignored.
+        """
+
+        def replace_changes(thread: ListedThread) -> tuple[ClientMetadata | None, RunStatus]:
+            if thread.changes_by_other_users == changes:
+                return thread.client, thread.last_run_status
+            client, status = _get_client_metadata_and_run_status_to_store(thread)
+            return client._replace(changes_by_other_users=changes), status
+
+        await self._list.aupdate_thread(thread_id, replace_changes)
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread and its checkpoints, but keep memories that were extracted from it.
@@ -325,8 +343,9 @@ class Threads:
     async def delete_expired(self, limit: int) -> int:
         """Delete threads whose TTL has expired, and return the number of expired threads.
 
-        If a thread's TTL has `keeps_latest` set, only its older checkpoints are deleted. Threads
-        that have a live run, or whose lock is held, are skipped.
+        If an expired thread's TTL has `keeps_latest` set, the thread and its latest checkpoint are
+        kept. Expired threads that have a live run, or whose lock is already held, are not deleted
+        by this call.
 
         Args:
             limit: The maximum number of threads.
@@ -341,7 +360,7 @@ class Threads:
         return expired_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Apply a retention rule to a thread, deleting the checkpoints that the rule does not keep.
+        """Delete all checkpoints of a thread except those that the retention rule `keep` retains.
 
         `prune` raises the same errors as `get` and `lock_for_change`.
         """
@@ -355,8 +374,10 @@ class Threads:
         metadata: Mapping[str, Any],
         target: str | None = None,
         checkpoint_id: str | None = None,
+        *,
+        is_chosen_by_other_user: bool = False,
     ) -> Thread:
-        """Copy a thread. This method does not check whether the caller has access to the original.
+        """Copy a thread. The caller's right to read the original thread is not checked.
 
         The new thread contains copies of the original thread's checkpoints. The copy has the
         original thread's metadata, updated with `metadata`.
@@ -366,6 +387,8 @@ class Threads:
             metadata: Metadata of the copy, which replaces entries of the same names.
             target: The id of the copy, or None for a new id.
             checkpoint_id: The last checkpoint to copy, or None for all checkpoints.
+            is_chosen_by_other_user: Whether a user other than the person to whom the thread belongs
+                has chosen the checkpoint; see `ChangesByOtherUsers`.
 
         Raises:
             UnknownThread: The thread does not exist.
@@ -376,18 +399,21 @@ class Threads:
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
+        if is_chosen_by_other_user:
+            client = client._replace(changes_by_other_users="since_last_message")
         if await self._find_thread_or_authorize_creation(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
-        # The copy of a busy thread is idle, because the run in progress is not copied. If only the
-        # checkpoints up to `checkpoint_id` are copied, the copy is idle too, because its last
-        # checkpoint may not be the end of the last run.
+        # If the original thread is busy, the copy gets the status "idle", because the run in
+        # progress is not copied. If only the checkpoints up to `checkpoint_id` are copied, the copy
+        # gets the status "idle" too, because its last checkpoint may not be the end of the last
+        # run.
         is_status_outdated = source["status"] == "busy" or checkpoint_id is not None
         status: RunStatus = "idle" if is_status_outdated else source["status"]
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
         except UnknownThread:
-            # If the original thread has no checkpoint to copy, create a thread with only its
-            # metadata.
+            # The original thread has no checkpoint to copy, so copy only its metadata to the new
+            # thread.
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -412,7 +438,7 @@ class Threads:
                 such as one whose server has died and that no other server has taken over yet.
         """
         message = (
-            f"a run of the thread {thread_id!r} is under way; wait until the run has ended, or "
+            f"a run of the thread {thread_id!r} is still active; wait until the run has ended, or "
             "cancel it"
         )
         table = RunTable(self._saver)
@@ -424,8 +450,8 @@ class Threads:
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        # A storage error, not a timeout, prevented the lock from being acquired, so
-                        # it is unknown whether a run holds the lock.
+                        # A storage error, not a timeout, prevented the locking of the thread. Raise
+                        # the storage error, because it is unknown whether a run holds the lock.
                         raise
                     if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(message) from exc
@@ -436,15 +462,11 @@ class Threads:
     def find_person_of_thread(self, thread: ListedThread) -> str | None:
         """Return the user whose memories a thread's runs use.
 
-        See `person.find_person_of_thread`.
+        See `thread_person.find_person_of_thread`.
         """
         return find_person_of_thread(thread, owners_are_people=self._owners_are_people)
 
-    async def is_readable_by(self, thread_id: str, person: str) -> bool:
-        """Return whether a thread belongs to the given person or has no owner."""
-        return self._is_readable_by(await self.get_row(thread_id), person)
-
-    def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
+    def is_readable_by(self, thread: ListedThread, person: str) -> bool:
         """Return whether a thread belongs to the given person or has no owner.
 
         If `find_person_of_thread` finds no person, for example because no memories are extracted
@@ -456,7 +478,7 @@ class Threads:
     async def _find_thread_or_authorize_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """Return a thread's row, or None if the caller is allowed to create the missing thread.
+        """Return a thread's row, or None if the thread does not exist and may be created.
 
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.
@@ -469,21 +491,21 @@ class Threads:
             )
         if (size := len(check_thread_id(thread_id).encode())) > _MAX_ID_BYTES:
             raise InvalidConfig(
-                f"the thread_id {thread_id!r:.80} has {size} bytes; expected at most "
-                f"{_MAX_ID_BYTES} bytes"
+                f"the thread_id {thread_id!r:.80} is {size} bytes long; at most {_MAX_ID_BYTES} "
+                "bytes are allowed"
             )
         thread = await self._list.aget(thread_id)
-        if thread is None and self._is_busy(thread_id):
-            # The thread has a run in this process but no row. Read the row again, because the
-            # thread may have been created after the first read. If there is still no row, the
-            # thread was deleted during its run.
+        if thread is None and self._has_run_in_process(thread_id):
+            # The thread has a run but no row. Read the row again, because the thread may have been
+            # created after the first read. If the thread's row is still missing, the thread was
+            # deleted during its run.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
         if thread is None:
             require_filter_match("a thread", metadata, self._filter)
-            # Another program may have deleted a thread with this id. Drop that thread's runs and
-            # events from memory, so that the new thread does not have them.
+            # Another program may have deleted an earlier thread with the same id. Drop the earlier
+            # thread's runs and events from memory, so that the new thread does not inherit them.
             self._drop_runs_and_events_of_thread(thread_id)
         return thread
 
@@ -500,7 +522,7 @@ class Threads:
         search text. Conditions that cannot be expressed in SQL are evaluated in Python on the
         decrypted rows of all threads, without blocking the event loop. A search that is sorted by
         status runs one SELECT per status, because the status of some threads depends on their
-        heads.
+        latest checkpoints.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -521,11 +543,11 @@ class Threads:
 
         return {
             *await self._list.asearch(
-                self._add_permission_filter_to_query(query), match_person, _NO_LIMIT, 0
+                self._add_permission_filter_to_query(query), match_person, NO_LIMIT, 0
             )
         }
 
-    async def search_runs(
+    async def search_permitted_runs_and_whether_last(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
         """Return one page of runs, newest first, from all threads that match a query.
@@ -564,7 +586,7 @@ class Threads:
     async def search_transcripts(
         self, store: Store, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """Search the messages in the threads that match a query.
+        """Search for `text` in the messages of the threads that `query` selects.
 
         Args:
             store: The store whose embedder is used.
@@ -588,7 +610,7 @@ class Threads:
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
         """Build a function that converts a thread's row to the format of LangGraph's API.
 
-        The function returns None for a row that does not match the query.
+        The returned function returns None for a row that does not match the query.
         """
         has_metadata = build_json_containment_predicate(dict(query.metadata or {}))
 
@@ -600,7 +622,7 @@ class Threads:
                 and matches_filter(metadata, self._filter)
                 and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and query.status in (None, thread["status"])
-                and (query.person is None or self._is_readable_by(row, query.person))
+                and (query.person is None or self.is_readable_by(row, query.person))
                 and (query.active_since is None or updated_at >= query.active_since)
                 and (query.active_until is None or updated_at <= query.active_until)
             )
@@ -626,13 +648,13 @@ class Threads:
         sql_query = self._add_permission_filter_to_query(query)
         if sql_query.is_exact:
             return await self._list.acount_threads(sql_query)
-        return len(await self.search(query, _NO_LIMIT))
+        return len(await self.search(query, NO_LIMIT))
 
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
         """Return a query that finds all matching threads that the caller is allowed to access.
 
-        Unless the query's `is_exact` is set, the query may also find threads that do not match, so
-        the results must be filtered again.
+        If `is_exact` is False in the returned query, the results may include threads that do not
+        match, so the caller must filter them again.
         """
         metadata = {
             **(query.metadata or {}),
@@ -652,15 +674,16 @@ def _copy_storable_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _unknown_thread_error(thread_id: str) -> UnknownThread:
+def build_unknown_thread_error(thread_id: str) -> UnknownThread:
     """Return the error for a thread that does not exist or that the caller cannot access."""
     return UnknownThread(f"there is no thread {thread_id!r}")
 
 
 def already_exists_error(subject: str) -> VersionConflict:
     """Build the error that is raised if the id of a new thread or assistant is already in use."""
-    message = f"{subject} exists already; choose another id, or pass if_exists='do_nothing'"
-    return VersionConflict(message)
+    return VersionConflict(
+        f"{subject} exists already; choose another id, or pass if_exists='do_nothing'"
+    )
 
 
 def _convert_filter_condition_to_name_and_value(condition: tuple[str, Any]) -> tuple[str, Any]:
@@ -676,26 +699,18 @@ def _convert_filter_condition_to_name_and_value(condition: tuple[str, Any]) -> t
 def _get_client_metadata_and_run_status_to_store(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
-    """Return the tuple (client metadata, run status) to store in a thread's row.
+    """Return a tuple of client metadata and a run status, for storage in a thread's row.
 
-    If the thread's first checkpoint was stored by a program other than the server, the metadata is
-    empty and the run status is `"idle"`. Once the thread has a checkpoint, its id no longer counts
-    as reserved.
+    If another program stored the thread's first checkpoint, return empty metadata and the run
+    status `"idle"`. If the thread has a checkpoint, the flag `is_reserved` is False in the returned
+    metadata.
     """
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
     if thread.does_client_metadata_describe_stored_conversation:
         return client._replace(is_reserved=False), thread.last_run_status
-    return ClientMetadata({}), "idle"
-
-
-def _is_row_up_to_date_after_run(row: ListedThread, run_status: RunStatus) -> bool:
-    """Return whether a thread's row already contains the values to be stored after a run."""
-    return (_get_client_metadata_and_run_status_to_store(row)[0], run_status) == (
-        row.client,
-        row.last_run_status,
-    )
+    return ClientMetadata({}, changes_by_other_users=client.changes_by_other_users), "idle"
 
 
 def _convert_row_to_api_thread(row: ListedThread) -> Thread:
@@ -729,10 +744,11 @@ def _convert_row_to_api_thread(row: ListedThread) -> Thread:
 def _combine_head_status_and_last_run_status(
     head_status: ThreadStatus, last_run_status: RunStatus
 ) -> RunStatus:
-    """Derive a thread's status from its head and its last run on a server.
+    """Derive a thread's status from its latest checkpoint and from its last run on a server.
 
-    Since that run ended, other programs may have added checkpoints to the thread. Therefore, if the
-    run's status contradicts the status of the head, the run's status is ignored.
+    Other programs may have added checkpoints to the thread since the last run ended, so the status
+    of the run may be outdated. If the status of the last run contradicts the status of the latest
+    checkpoint, the status of the last run is ignored.
     """
     if head_status.state == "waiting":
         return "interrupted"

@@ -2,20 +2,19 @@
 
 `storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers pass a
 function that builds a flow (`storage/flow.py`) and not the flow itself, because a flow may have to
-run twice. If the database connection is lost, the flow is rebuilt and rerun. Writes that are queued
-at the same time share a transaction. If a write in a shared transaction fails, the transaction is
-rolled back, and each write is retried in its own transaction.
+run twice. A flow is a generator that yields SQL statements. If the database connection is lost, the
+function that builds the flow is called again, and the new flow is run from the start. Writes that
+are queued at the same time share a transaction. If a write in a shared transaction fails, the
+transaction is rolled back, and each write is retried in its own transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
 from functools import wraps
 from typing import (
     Any,
@@ -26,18 +25,25 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
-    TypeAlias,
     TypeVar,
 )
 
 from perdure import settings
 from perdure.errors import SchemaMismatch
-from perdure.storage.flow import Flow, Row, Statement
-from perdure.storage.threads import Promise
+from perdure.storage.flow import (
+    Flow,
+    NamedSQL,
+    OwnWrites,
+    Row,
+    Statement,
+    WriteCounts,
+    is_in_event_loop,
+)
 
-_log = logging.getLogger("perdure")
 # Version of every component's table definitions. No release of perdure used version 1.
 SCHEMA_VERSION: Final = 2
+SELECT_COMPONENT_SQL: Final = "SELECT version, script_hash FROM schemas WHERE component = ?"
+"""Selects the version and the script hash of one component; see `Schema`."""
 # Maximum time in seconds that a write with `may_wait=True` waits for other writes that could share
 # its transaction
 GROUP_WAIT_S: Final = 0.002
@@ -46,7 +52,9 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """A component's table definitions. No other version of these tables is supported.
+    """The table definitions of a component, such as the checkpointer or the store.
+
+    Opening a database fails if a different SQL script created this component's tables.
 
     Attributes:
         component: The name of the component in the table `schemas`.
@@ -58,9 +66,9 @@ class Schema(NamedTuple):
 
     @property
     def script_hash(self) -> str:
-        """The hexadecimal SHA-256 hash of the script.
+        """The SHA-256 hash of the SQL script that creates the component's tables, in hexadecimal.
 
-        Line breaks and indentation in the script do not affect the hash.
+        Line breaks and indentation in the SQL script do not affect the hash.
         """
         return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
 
@@ -100,81 +108,6 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
     )
 
 
-# A pair of counts that shows whether others have written since a cache was filled. The first
-# element is the number of changes that other connections made to the file. The second element is
-# the number of commits by the component in this process, excluding commits by the owner of the
-# cache.
-WriteCounts: TypeAlias = tuple[int, int]
-
-
-@dataclass(slots=True)
-class OwnWrites:
-    """Counts the writes by the owner of a cache, to distinguish them from writes by others.
-
-    Attributes:
-        commit_count: The number of transactions that the owner of the cache has committed.
-        writes_by_others: The counts of writes by others after the last transaction of the owner;
-            see `Database.count_writes_except_own`.
-    """
-
-    commit_count: int = 0
-    writes_by_others: WriteCounts | None = None
-
-
-class Job(Promise[T]):
-    """A queued write that has not been committed yet, with the arguments of `Database.write`."""
-
-    __slots__ = (
-        "component",
-        "deletes_rows",
-        "make_flow",
-        "may_wait",
-        "on_commit",
-        "on_rollback",
-        "own_writes",
-    )
-
-    def __init__(
-        self,
-        make_flow: Callable[[], Flow[T]],
-        on_commit: Callable[[T], None] | None = None,
-        on_rollback: Callable[[], None] | None = None,
-        component: str = "",
-        own_writes: OwnWrites | None = None,
-        may_wait: bool = False,
-        deletes_rows: bool = False,
-        *,
-        is_async: bool,
-    ) -> None:
-        super().__init__(is_async=is_async)
-        self.make_flow, self.on_commit, self.on_rollback = make_flow, on_commit, on_rollback
-        self.component, self.own_writes = component, own_writes
-        self.may_wait, self.deletes_rows = may_wait, deletes_rows
-
-    def finish_with_commit(self) -> None:
-        """Call `on_commit` with the result, after the transaction has been committed."""
-        try:
-            if self.on_commit is not None:
-                self.on_commit(self.result)
-        except Exception:
-            _log.exception(
-                "on_commit() failed after the write was committed; calling on_rollback()"
-            )
-            self._call_rollback_callback()
-
-    def finish_with_error(self, error: BaseException) -> None:
-        """Record an error that the job's flow or the commit raised, and call `on_rollback`."""
-        self.error = error
-        self._call_rollback_callback()
-
-    def _call_rollback_callback(self) -> None:
-        try:
-            if self.on_rollback is not None:
-                self.on_rollback()
-        except Exception:
-            _log.exception("on_rollback() failed")
-
-
 def split_script(script: str) -> list[Statement]:
     """Split an SQL script into its statements. No statement may contain a semicolon."""
     return [Statement(sql) for sql in script.split(";") if sql.strip()]
@@ -200,18 +133,22 @@ class QueueLocation(NamedTuple):
 
 
 class Database(Protocol):
-    """A database that is opened on first use, or earlier by `connect`.
+    """The interface that all database classes implement.
+
+    A database is opened on its first use. To open the database before its first use, call
+    `connect`.
 
     Each component, which is a checkpointer or a store, has its own `Database`. Databases with the
     same path share connections and OS threads. All methods can be called from any thread or event
-    loop. Methods that return an awaitable do no I/O in the event loop's thread. All other methods
-    block unless documented otherwise. After `close`, or in a forked process, the methods that read
-    or write raise `StorageUnavailable`.
+    loop. Methods that return an awaitable do no I/O in the event loop's thread. Synchronous
+    methods, which do not return an awaitable, block the calling thread unless documented otherwise.
+    After `close`, or in a process that was forked after the database was opened, all methods that
+    access the database raise `StorageUnavailable`.
     """
 
     @property
     def path(self) -> str:
-        """The file path, `":memory:"`, or the name of the Postgres database."""
+        """The path of the SQLite file, `":memory:"`, or the name of the Postgres database."""
 
     @property
     def tenant(self) -> str | None:
@@ -229,8 +166,8 @@ class Database(Protocol):
     def location_key(self) -> Hashable:
         """A key that identifies the database, or None for an in-memory database.
 
-        If two components have the same key, they use the same database. The key is not available
-        until the database has been opened.
+        If two components have the same `location_key`, they use the same database. The property can
+        only be read after the database has been opened.
         """
 
     def connect(self) -> None:
@@ -243,6 +180,24 @@ class Database(Protocol):
 
     async def aconnect(self) -> None:
         """Open the database without blocking the event loop; see `connect`."""
+
+    def load_sql(self, package: str) -> NamedSQL:
+        """Load the named statements of a package in the SQL dialect of this database."""
+
+    def create_tables(self, schema: Schema) -> None:
+        """Create the tables of a further component in this database, if they do not exist.
+
+        Raises:
+            SchemaMismatch: The tables have another version, or were created by another script.
+            StorageError: The database is read-only, or the tables cannot be created.
+        """
+
+    def has_tables(self, schema: Schema) -> Flow[bool]:
+        """Return whether the database has the tables of the component that `schema` describes.
+
+        Raises:
+            SchemaMismatch: The tables have another version, or were created by another script.
+        """
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a read-only flow in the calling thread, and return its result.
@@ -257,7 +212,8 @@ class Database(Protocol):
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a read-only flow without blocking the event loop; see `read`.
 
-        If decoding the rows is slow, call `read` in `run_in_thread` instead of `aread`.
+        If decoding the rows needs much CPU time, use `run_in_thread` to call `read` in a worker
+        thread, instead of awaiting `aread`.
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -278,10 +234,10 @@ class Database(Protocol):
 
         Args:
             make_flow: A function that builds the flow. It may be called twice.
-            on_commit: A function that is called in the writing thread with the result, after the
-                commit.
-            on_rollback: A function that is called once in the writing thread if the flow, the
-                commit or `on_commit` failed.
+            on_commit: A function that is called with the result after the commit, in the OS thread
+                that commits.
+            on_rollback: A function that is called once if the flow, the commit or `on_commit`
+                failed, in the OS thread that commits.
             exclusive_names: The names of the objects that the flow writes, such as thread ids.
                 Other flows with one of these names wait until this flow is committed. None means
                 that all writers of the component wait.
@@ -314,36 +270,40 @@ class Database(Protocol):
         """
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """Queue a write and return immediately. If the write fails, the error is discarded."""
+        """Queue a write and return immediately. If the queued write fails, its error is ignored."""
 
     def count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """Return counts that change when another writer changes the component's rows.
+        """Return counters that change when a writer other than the caller changes the rows.
 
-        `own_writes` counts the writes made by the owner of the cache, which are excluded. The
-        method does no I/O and can be called in an event loop. It returns None if the writes cannot
-        be counted without waiting.
+        A cache compares the returned counters with earlier ones to find out whether its rows may be
+        outdated. The returned counters do not include the caller's own writes, which the caller
+        counts in `own_writes`. The method does no I/O and can be called in an event loop. If the
+        writes cannot be counted without waiting, for example because a transaction is in progress,
+        the result is None.
         """
 
     async def wait_and_count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """Count the writes by others, waiting briefly if a transaction is in progress.
+        """Count the writes by other writers. First wait briefly if a write is in progress.
 
-        See `count_writes_except_own`. Return None if the transaction is still in progress after the
-        wait.
+        See `count_writes_except_own`. If the transaction in progress does not end within the
+        waiting time, return None.
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:
         """Record in the database that the disk space of deleted rows has to be overwritten.
 
-        Run the returned flow in the transaction that deletes the rows, and call
-        `scrub_deleted_rows` after the commit. If the process is killed before it can call
-        `scrub_deleted_rows`, the next process that opens the SQLite file calls it.
+        The returned flow is a generator that yields SQL statements. Run the flow in the transaction
+        that deletes the rows. Call `scrub_deleted_rows` after the commit. If the process is killed
+        before it can call `scrub_deleted_rows`, the next process that opens the SQLite file calls
+        it.
         """
 
     def scrub_deleted_rows(self) -> bool:
         """Overwrite the bytes of deleted rows, if this was requested.
 
-        See `request_scrub_of_deleted_rows` for the request. Writers wait until `scrub_deleted_rows`
-        has finished.
+        To request that the bytes of deleted rows are overwritten, run the flow that
+        `request_scrub_of_deleted_rows` returns. While `scrub_deleted_rows` runs, all other writers
+        wait.
 
         Returns:
             Whether no deleted byte is left. The result is False while another process still reads
@@ -356,7 +316,11 @@ class Database(Protocol):
         """Free the disk space that deleted rows still occupy, in small steps."""
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics by name, such as sizes in bytes and the SQLite or Postgres version."""
+        """Return database information, such as sizes in bytes and the database version, as a dict.
+
+        The keys of the dict are names such as `"size_bytes"`. The version is the version of SQLite
+        or Postgres.
+        """
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock on a name.
@@ -376,26 +340,18 @@ class Database(Protocol):
 # -- blocking and asynchronous methods
 
 
-def is_in_event_loop() -> bool:
-    """Return whether an event loop is running in the calling thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def make_async_twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Build an asynchronous version of a blocking method, which calls that method in a thread.
+    """Build an asynchronous method that calls a blocking method in a worker thread.
 
     The asynchronous method has the same name as the blocking method, with the prefix `a`.
     """
 
     @wraps(method)
     async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        # Look the method up by name, because a subclass may have overridden it.
+        # Look up the blocking method on `self` by its name, so that a subclass can override the
+        # blocking method.
         blocking_method: Callable[P, T] = getattr(self, method.__name__)
         return await asyncio.to_thread(blocking_method, *args, **kwargs)
 
@@ -406,9 +362,10 @@ def make_async_twin(
 class LazyAwaitable(Generic[T]):
     """An awaitable that calls a coroutine function each time it is awaited.
 
-    Unlike a coroutine, a `LazyAwaitable` that is never awaited causes no warning.
-    `DatabaseOwner.setup` returns a `LazyAwaitable`, because callers of LangGraph's synchronous
-    classes call `setup()`, whereas callers of its asynchronous classes call `await setup()`.
+    Python warns about a coroutine that is never awaited. Python does not warn about a
+    `LazyAwaitable` that is never awaited. `DatabaseOwner.setup` returns a `LazyAwaitable`, because
+    callers of LangGraph's synchronous classes call `setup()`, whereas callers of its asynchronous
+    classes call `await setup()`.
     """
 
     __slots__ = ("_run",)
@@ -459,7 +416,8 @@ class DatabaseOwner:
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open a database as `open` does.
 
-        langgraph's savers and stores also have a `from_conn_string` method.
+        The name `from_conn_string` is the same as in LangGraph's savers and stores, for
+        compatibility.
         """
         return cls.open(conn_string, **options)
 
@@ -467,7 +425,8 @@ class DatabaseOwner:
         """Open the database before its first use. The returned object may be awaited.
 
         If an event loop is running, `setup` does not open the database, because opening it would
-        block the event loop. Instead, the database is opened when the returned object is awaited.
+        block the event loop. In an event loop, the database is opened when the returned object is
+        awaited.
         """
         if not is_in_event_loop():
             self.database.connect()

@@ -1,10 +1,12 @@
-"""Protect stored rows with AES-GCM encryption or with checksums.
+"""Encrypt stored rows with AES-GCM, or add checksums to them.
 
-The authentication tag or checksum of a row also covers the row's associated data, which are the
-names and numbers that identify the row. A row that was moved to another row's place cannot be read.
-The authentication tag also covers the database and the tenant. An encrypted row that was moved to
-another database or tenant therefore cannot be read either. A `LangGraphSeal` does not detect that a
-row was moved. All components of a database must be opened with the same key.
+The authentication tag or checksum of a row also covers the row's associated data. A row's
+associated data are the names and numbers that identify the row. If the bytes of a row are copied to
+another row, reading that row fails. The authentication tag of an encrypted row also covers the id
+of the database and the name of the tenant. If an encrypted row is moved to another database or to
+another tenant, decrypting it fails. A `LangGraphSeal`, which uses a cipher of LangGraph, does not
+detect that the bytes of a row were moved to another row. All components of a database must be
+opened with the same key.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
 # Name of the row in the `settings` table that holds the key check
 _KEY_CHECK: Final = "key check"
-# The plaintext of the key check is "perdure" followed by the id of the database.
+# The key check is an encrypted row with which perdure verifies that the encryption key is correct.
+# Its plaintext is "perdure" followed by the random id of the database.
 _PROOF: Final = b"perdure"
 # Length of the random database id in bytes
 _ID_BYTES: Final = 16
@@ -36,7 +39,7 @@ _NO_KEY: Final = b""
 
 
 class Seal(Protocol):
-    """Protects stored bytes with encryption or with a checksum.
+    """Encrypts stored bytes, or adds a checksum to them.
 
     Attributes:
         hash_key: The key with which texts are hashed, or `b""` if the rows are not encrypted.
@@ -46,10 +49,17 @@ class Seal(Protocol):
     hash_key: bytes
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Protect `data`, and bind the result to the row that `associated_data` identifies."""
+        """Encrypt `data`, or add a checksum to `data`.
+
+        The result is valid only in the row for which it was created. The ciphertexts of a
+        `LangGraphSeal` are an exception, because they are not bound to a row.
+
+        `associated_data` identifies the row. If the sealed bytes are copied to another row,
+        `unseal` fails.
+        """
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the bytes that `seal` protected.
+        """Return the original bytes that were passed to `seal`.
 
         Raises:
             CorruptRecord: The row is damaged, or was moved from another row.
@@ -60,7 +70,7 @@ class Seal(Protocol):
     ) -> list[bytes]:
         """Verify or decrypt several sealed rows, and return the original bytes.
 
-        The rows must have the same associated data, except for the last part, which is the row's
+        The associated data of all rows must be equal, except for the last element, the row's
         position.
 
         Args:
@@ -81,16 +91,16 @@ class Seal(Protocol):
 
 
 class ChecksumSeal(Seal):
-    """Protects stored bytes with a checksum (CRC-32, IEEE 802.3), without encrypting them.
+    """Adds a checksum (CRC-32, IEEE 802.3) to stored bytes, without encrypting them.
 
-    The checksum detects that a row was damaged, or was moved to another row's place. A checksum
-    does not protect against tampering, because anyone can compute it.
+    The checksum detects that the stored bytes of a row were damaged or moved to another row. A
+    checksum does not protect against tampering, because anyone can compute it.
     """
 
     hash_key = b""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return `data` followed by a checksum of `data` and the associated data."""
+        """Return `data` with an appended checksum, which covers `data` and the associated data."""
         prefix_checksum = zlib.crc32(
             b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
         )
@@ -119,18 +129,15 @@ class ChecksumSeal(Seal):
                 or _compute_row_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
                 != body[-_CRC_BYTES:]
             ):
-                # `unseal` raises the error that describes what is wrong with this row.
+                # The checksum of this row is wrong. Call `unseal` for the row, which raises an
+                # error that describes the problem.
                 self.unseal(body, (*shared_data, position))
             unsealed_bodies.append(body[:-_CRC_BYTES])
         return unsealed_bodies
 
 
 def _compute_checksum_of_associated_data(shared_data: AssociatedData) -> int:
-    """Return a checksum of all but the last element of a row's associated data.
-
-    To obtain the checksum of a row, `_compute_row_checksum` extends this checksum with the last
-    element.
-    """
+    """Return a checksum of all but the last element of a row's associated data."""
     return zlib.crc32(repr(shared_data).encode())
 
 
@@ -139,7 +146,8 @@ def _compute_row_checksum(
 ) -> bytes:
     """Return a checksum that covers the bytes of a row and the row's associated data.
 
-    `prefix_checksum` is the checksum of the associated data without `last_associated_part`.
+    `prefix_checksum` is the checksum of all associated data except the last element,
+    `last_associated_part`.
     """
     return zlib.crc32(data, zlib.crc32(b"%a" % (last_associated_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
@@ -147,12 +155,12 @@ def _compute_row_checksum(
 
 
 class AESGCMSeal(Seal):
-    """Protects stored bytes with AES-GCM authenticated encryption (NIST SP 800-38D).
+    """Encrypts stored bytes with AES-GCM authenticated encryption (NIST SP 800-38D).
 
-    Decryption fails if a row was modified, or was moved to another row's place.
+    Decryption fails if the stored bytes of a row were modified or moved to another row.
 
-    Before the seal is used for rows, it must be bound to a database with `check_key_and_bind_seal`
-    or `bind_to_database`.
+    Before an `AESGCMSeal` encrypts or decrypts rows, it must be bound to a database with
+    `check_key_and_bind_seal` or `bind_to_database`.
 
     Args:
         key: The key, of 16, 24 or 32 bytes.
@@ -178,15 +186,19 @@ class AESGCMSeal(Seal):
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
     def create_key_check(self, tenant: str | None) -> bytes:
-        """Create a key check, an encrypted row that contains a new random database id."""
+        """Create a key check, which is an encrypted record for verifying the key later.
+
+        The encrypted key-check record contains a new random id for the database.
+        """
         return self._encrypt_with_nonce(
             _PROOF + os.urandom(_ID_BYTES), _build_key_check_data(tenant)
         )
 
     def bind_to_database(self, key_check: bytes, tenant: str | None) -> None:
-        """Bind the seal to a database and a tenant.
+        """Add a database id and a tenant to the associated data that the cipher authenticates.
 
-        Data that is sealed after this call can be unsealed only for the same database and tenant.
+        Rows that are encrypted after this call can be decrypted only with the same database id and
+        the same tenant.
 
         Args:
             key_check: A row that `create_key_check` returned.
@@ -223,7 +235,7 @@ class AESGCMSeal(Seal):
     ) -> bytes:
         """Decrypt a row, and verify that `bound_data` is its associated data.
 
-        `row_for_error` identifies the row in the error message.
+        If decryption fails, `row_for_error` identifies the row in the error message.
         """
         try:
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
@@ -235,7 +247,10 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
-    """Build the associated data for encrypting or decrypting a tenant's key check."""
+    """Build the AEAD associated data for the record that verifies a tenant's encryption key.
+
+    A key check is an encrypted record that is used to verify the encryption key.
+    """
     return repr((_KEY_CHECK, tenant)).encode()
 
 
@@ -243,8 +258,8 @@ class LangGraphSeal(Seal):
     """Encrypts stored bytes with the cipher of the user's `EncryptedSerializer`.
 
     LangGraph's ciphers do not accept associated data, so a ciphertext is not bound to its row. A
-    `LangGraphSeal` therefore does not detect that a ciphertext was moved to another row. An
-    `AESGCMSeal` detects that a ciphertext was moved to another row.
+    `LangGraphSeal` cannot detect that a ciphertext was moved to another row. An `AESGCMSeal`
+    detects that a ciphertext was moved to another row.
 
     Args:
         cipher: The cipher.
@@ -304,12 +319,20 @@ def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
 def check_key_and_bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
-    """Verify that a seal uses the database's key, and bind the seal to the database and tenant.
+    """Verify a database's key, and associate the seal (encryption or checksum) with the database.
 
-    Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
-    treated as a seal without a key, so it is not bound to the database. If the database has no
-    key-check record yet, one is created. If the record is missing and `read_only` is set, the key
-    is not verified.
+    A seal encrypts stored bytes or protects them with a checksum. After an `AESGCMSeal` has been
+    bound, it includes the database id in the associated data of every row.
+
+    Whether a database is encrypted is decided when the database is created. A `LangGraphSeal`
+    encrypts stored bytes with the user's cipher, which does not reveal its key. Therefore, this
+    function treats a `LangGraphSeal` like a seal without an encryption key. With a `LangGraphSeal`,
+    this function does not verify the key, and the encrypted bytes are not bound to a particular
+    database. The key is verified with the key check, a row of the table `settings` that was
+    encrypted with the right key. If `read_only` is False and the database contains no row for
+    verifying the encryption key, a new row is encrypted with the key of `seal` and inserted. If the
+    seal has no encryption key, an empty key-check row is inserted instead. If `read_only` is True
+    and the database contains no row for verifying the encryption key, the key is not verified.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

@@ -49,7 +49,7 @@ class ForeignPostgres:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
     def is_any_table_missing(self, *tables: str) -> bool:
-        """Return whether any of the given tables is missing."""
+        """Return whether at least one of the given tables does not exist in the database."""
         return any(
             self.fetch_rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables
         )
@@ -80,7 +80,10 @@ class ForeignPostgres:
         return PostgresSaver(self._conn, serde=serde)
 
     def read_with(self, read: Callable[[], T]) -> T:
-        """Call a function that reads from this database, and translate psycopg errors."""
+        """Call a function that reads from this database, and return its result.
+
+        Errors of psycopg are converted to perdure's errors.
+        """
         with convert_psycopg_errors(self.path):
             return read()
 

@@ -8,8 +8,9 @@ from perdure.errors import ConfigurationError
 def ascii_host(name: str) -> str:
     """Return the ASCII form of a host name or IP address, in lower case and without brackets.
 
-    A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers. In contrast,
-    `socket.getaddrinfo` and `ssl` implement IDNA 2003, which maps `faß.de` to `fass.de`.
+    A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers. Python's
+    `socket.getaddrinfo` and `ssl` use the older IDNA 2003, which maps `faß.de` to the different
+    domain `fass.de`.
 
     Raises:
         ConfigurationError: The name has non-ASCII characters, and is not valid in IDNA 2008. An

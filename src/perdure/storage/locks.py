@@ -1,4 +1,4 @@
-"""Named locks that work across OS threads, event loops and processes.
+"""Named queues, and named locks that work across OS threads, event loops and processes.
 
 Each lock is held by a *run*: the context (`contextvars`) in which the lock was acquired, and all
 tasks and `to_thread` calls that inherit this context. Within a process, runs acquire a lock in the
@@ -6,13 +6,13 @@ order in which they requested it. If several processes wait for the same lock, t
 particular order. A waiting process tries to acquire the lock at short intervals.
 
 When a process dies, its locks are released. `FileLocks` are operating system locks on single bytes
-of a file next to the database. A hash of the lock's name selects the byte. A Postgres lock belongs
-to the connection that acquired it.
+of a file next to the database. The offset of the byte is computed from a hash of the lock's name.
+In Postgres, a named lock is an advisory lock, which belongs to the connection that acquired it.
 
 On POSIX systems, a process loses all its locks on a file when it closes any descriptor of that file
-(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
-process opens a database's lock file only once, and keeps the file open until it closes the
-database. The file locks are advisory, and work only on file systems that support `fcntl` locks.
+(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To avoid losing locks, a
+process opens a database's lock file once, and closes it with the database. The file locks are
+advisory, and work only on file systems that support `fcntl` locks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
+from operator import is_not
 from typing import Final, Protocol, Self
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.threads import Queues, Ticket
 
 if sys.platform == "win32":
     import msvcrt
@@ -62,12 +64,13 @@ else:
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
     def _lock_file(fd: int) -> None:
-        # A `flock` lock belongs to the file descriptor and not to the process, so that it also
-        # excludes other threads of this process.
+        # A `flock` lock belongs to the file descriptor and not to the process, so it also excludes
+        # other threads of this process.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock_file(fd: int) -> None:
-        # `LOCK_UN` also releases the lock in child processes that were forked while it was held.
+        # Release the lock explicitly with `LOCK_UN`. If child processes were forked while the lock
+        # was held, closing only this process's descriptor would not release the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
@@ -114,9 +117,9 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
 
 
 def _close_locked_files_in_child() -> None:
-    """Close the descriptors of locked files that this forked process inherited from its parent.
+    """Close the lock-file descriptors that this forked process inherited from its parent.
 
-    If a forked process kept inherited descriptors open, it could hold a lock that its parent has
+    A forked process must close inherited descriptors, or it may hold locks that its parent has
     released.
     """
     while _locked_file_descriptors:
@@ -130,11 +133,124 @@ if hasattr(os, "register_at_fork"):
 def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset, in the lock file, of the byte that represents a lock name.
 
-    Two names can have the same offset. In that case, while one process holds one of the two locks,
-    no other process can acquire either of them.
+    Two names can have the same offset. While one process holds a lock, no other process can acquire
+    a lock with the same offset.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
+
+
+class Ticket:
+    """A waiting task's place in one or more queues of a `Queues` object.
+
+    The statement `with ticket:` waits until the ticket is first in all of its queues. At the end of
+    the `with` block, the ticket is removed from all queues.
+
+    Attributes:
+        names: The names of the queues.
+        loop: The event loop that waits for the turn, or None if a thread waits.
+        turn: A future that is done once the ticket is first in all its queues.
+    """
+
+    __slots__ = ("_queues", "loop", "names", "turn")
+
+    def __init__(
+        self, queues: Queues, names: tuple[str, ...], loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self._queues, self.names, self.loop = queues, names, loop
+        self.turn: Future[None] = Future()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the event loop that was waiting for the ticket has been closed.
+
+        The coroutine that waited for an abandoned ticket no longer exists, so it cannot remove the
+        ticket from its queues.
+        """
+        return self.loop is not None and self.loop.is_closed()
+
+    def __enter__(self) -> None:
+        try:
+            self.turn.result()
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Remove the ticket from all its queues, even if it was never first in them.
+
+        A second call does nothing.
+        """
+        self._queues.leave(self)
+
+
+class Queues:
+    """First-in, first-out queues with names. An entry of a queue is a `Ticket`."""
+
+    def __init__(self) -> None:
+        # This lock protects `_queues`. The lock is reentrant, so that methods which hold it can
+        # call `leave`, which acquires it again.
+        self._lock = threading.RLock()
+        self._queues: dict[str, deque[Ticket]] = {}
+
+    def append_ticket_to_queues(
+        self, *names: str, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Ticket:
+        """Append a new ticket to each of the named queues, and return the ticket."""
+        ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
+        with self._lock:
+            for name in ticket.names:
+                queue = self._queues.setdefault(name, deque())
+                # Remove tickets that were abandoned after they had become first in the queue.
+                # Their callers no longer exist, so nothing else removes them.
+                while queue and queue[0].is_abandoned:
+                    self.leave(queue[0])
+                    queue = self._queues.setdefault(name, deque())
+                queue.append(ticket)
+            self._notify_if_first(ticket)
+        return ticket
+
+    def first_ticket(self, name: str) -> Ticket | None:
+        """Return the first ticket in the queue for a name, or None if no ticket is queued."""
+        with self._lock:
+            queue = self._queues.get(name)
+            return queue[0] if queue else None
+
+    def leave(self, ticket: Ticket) -> None:
+        """Remove a ticket from its queues, and wake the callers whose turn has come.
+
+        The caller that waits for a ticket is woken only when the ticket is first in all of its
+        queues. A second call for the same ticket does nothing.
+        """
+        with self._lock:
+            for name in ticket.names:
+                queue = self._queues.get(name)
+                if queue is None or ticket not in queue:
+                    continue
+                queue.remove(ticket)
+                if queue:
+                    self._notify_if_first(queue[0])
+                else:
+                    del self._queues[name]
+
+    def _notify_if_first(self, ticket: Ticket) -> None:
+        """Wake the OS thread or coroutine that waits for a ticket, if the ticket's turn has come.
+
+        A ticket's turn comes when it is first in all of its queues. If the task that created the
+        ticket has abandoned it, the ticket is removed from its queues when its turn comes.
+        """
+        if ticket.turn.done():
+            return
+        for name in ticket.names:
+            if self._queues[name][0] is not ticket:
+                return
+        if ticket.is_abandoned:
+            self.leave(ticket)
+        elif ticket.turn.set_running_or_notify_cancel():
+            ticket.turn.set_result(None)
 
 
 class LockHold:
@@ -164,7 +280,7 @@ _holds_of_run: ContextVar[tuple[LockHold, ...]] = ContextVar("perdure_locks", de
 
 
 class ProcessLocks(Protocol):
-    """Named inter-process locks. A process must not acquire a name that it already holds.
+    """Named inter-process locks. A process must not acquire a lock that it already holds.
 
     Attributes:
         pause_s: The seconds between two attempts to take a lock.
@@ -184,14 +300,17 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Change `session` if the connection on which the locks were held was lost."""
+        """Increment the attribute `session` if the connection that held the locks was lost.
+
+        When a lock holder sees that `session` has changed, the holder knows that its lock is lost.
+        """
 
     def close(self) -> None:
         """Release all locks."""
 
 
 class FileLocks(ProcessLocks):
-    """Named inter-process locks. Each one locks a single byte of a shared file.
+    """Named inter-process locks, each of which is a lock on a single byte of a shared file.
 
     Args:
         path: The file. It is created when it is first needed, and is never removed.
@@ -205,8 +324,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        # `_name_counts` maps the file offset of each locked byte to the number of locks that this
-        # process holds on the byte. Two lock names can have the same offset.
+        # Maps a byte offset in the lock file to the number of locks that this process holds there.
+        # Two lock names can have the same offset.
         self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
@@ -291,8 +410,9 @@ class Locks:
             StorageError: The file system does not support locks.
         """
         hold = LockHold(self, name, timeout_s)
-        with self._wait_in_queue(hold, None) as ticket:
-            ticket.turn.result(hold.remaining_s())
+        with self._join_lock_queue_during_block(hold, None) as ticket:
+            if not ticket.turn.done():
+                ticket.turn.result(hold.remaining_s())
             while not self._try_take(hold):
                 time.sleep(self._compute_pause_before_next_lock_attempt_s(hold))
         return hold
@@ -303,34 +423,37 @@ class Locks:
         If the task is cancelled while it waits, the lock is not acquired.
         """
         hold = LockHold(self, name, timeout_s)
-        with self._wait_in_queue(hold, asyncio.get_running_loop()) as ticket:
+        with self._join_lock_queue_during_block(hold, asyncio.get_running_loop()) as ticket:
             if not ticket.turn.done():
                 async with asyncio.timeout(hold.remaining_s()):
                     await asyncio.wrap_future(ticket.turn)
-            # Poll, because there is no notification when another process releases the lock.
+            # Try to acquire the lock repeatedly, because there is no notification when another
+            # process releases it.
             while not await self._try_take_async(hold):  # noqa: ASYNC110
                 await asyncio.sleep(self._compute_pause_before_next_lock_attempt_s(hold))
         return hold
 
     async def _try_take_async(self, hold: LockHold) -> bool:
-        """Call `_try_take`. If the call could block, it runs in a worker thread."""
+        """Call `_try_take`, in a worker thread if acquiring the lock could block."""
         if self._process_locks is None or self._process_locks.is_prompt:
             return self._try_take(hold)
         return await asyncio.to_thread(self._try_take, hold)
 
     @contextlib.contextmanager
-    def _wait_in_queue(
+    def _join_lock_queue_during_block(
         self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
     ) -> Iterator[Ticket]:
         """Join the queue for a lock, and leave it if the `with` block raises an exception.
 
-        If the `with` block succeeds, the lock is added to the locks that the calling run holds.
-        `loop` is the event loop in which the caller waits, or None if the caller blocks its OS
-        thread.
+        The caller acquires the lock inside the `with` block. If the block ends without an
+        exception, the lock stays acquired and is added to the list of locks that the calling run
+        holds. `loop` is the event loop in which the caller waits, or None if the caller blocks its
+        OS thread.
         """
-        first_ticket = self._queues.first_ticket(hold.name)
+        holds_of_run = _holds_of_run.get()
+        first_ticket = self._queues.first_ticket(hold.name) if holds_of_run else None
         if first_ticket is not None and any(
-            hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()
+            hold_of_run.ticket is first_ticket for hold_of_run in holds_of_run
         ):
             raise AlreadyLocked(
                 f"{hold.name!r} is already locked by this run, so acquiring the lock again would "
@@ -386,7 +509,7 @@ class Locks:
 
     def release(self, hold: LockHold) -> None:
         """Release a lock, or stop waiting for it. In a forked process, release nothing."""
-        _holds_of_run.set(tuple(other for other in _holds_of_run.get() if other is not hold))
+        _holds_of_run.set(tuple(filter(partial(is_not, hold), _holds_of_run.get())))
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -394,7 +517,7 @@ class Locks:
         if was_taken and self._process_locks is not None and not self._closed:
             self._process_locks.release(hold.name)
         if hold.ticket is not None:
-            hold.ticket.leave()
+            self._queues.leave(hold.ticket)
 
     def check_still_held(self, *holds: LockHold) -> None:
         """Check that locks are still held.
@@ -413,15 +536,15 @@ class Locks:
         for hold in checked_holds:
             if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(
-                    f"the lock {hold.name!r} was lost, because its connection was lost; another "
-                    "run may hold it now; stop this run, and start it again with a new lock"
+                    f"the connection that held the lock {hold.name!r} was lost, so another run "
+                    "might hold the lock now; stop this run, and start it again with a new lock"
                 )
 
     def close(self) -> None:
-        """Release all locks between processes.
+        """Release all inter-process locks.
 
-        If a run is still waiting for a lock, `StorageUnavailable` is raised in that run once it is
-        first in the lock's queue.
+        After `close`, each waiting run gets a `StorageUnavailable` error when it becomes first in
+        the lock's queue.
         """
         with self._lock:
             self._closed = True
@@ -455,8 +578,8 @@ class NamedLock:
         is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
         if timeout_s is not None and not (is_number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
             raise ConfigurationError(
-                f"the argument 'timeout_s' is {timeout_s!r}; expected a number of seconds, 0 or "
-                "more, or None"
+                f"the argument 'timeout_s' is {timeout_s!r}; expected None or a non-negative "
+                "number of seconds"
             )
         self._locks, self._aconnect = locks, aconnect
         self._arguments = name, timeout_s
@@ -474,7 +597,8 @@ class NamedLock:
     def raise_if_lost(self) -> None:
         """Check that the lock is still held.
 
-        The caller need not be part of the run that holds the lock.
+        This method may be called from any task or OS thread, even one that is not part of the run
+        that holds the lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.

@@ -1,9 +1,11 @@
 """`PostgresDatabase`: a `Database` in a schema of a Postgres database.
 
-Each request of a flow is sent in pipeline mode, and the last request's pipeline also contains the
-COMMIT (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). A connection pooler may
-run each transaction on a different connection. Behind a pooler, transactions therefore do not
-depend on session state, and each transaction sets what it needs.
+A flow yields requests, which consist of SQL statements. The statements of each request are sent in
+libpq's pipeline mode. If the flow marks a request as its last request, the COMMIT is sent in the
+same pipeline (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). A connection
+pooler may run each transaction on a different connection. Transactions that run through a
+connection pooler do not rely on session settings. Each transaction through a pooler sets its own
+search path and tenant.
 
 A writing transaction takes advisory locks on the names that were passed to `Database.write`. If two
 transactions lock the same name, the second one waits until the first one ends.
@@ -11,6 +13,7 @@ transactions lock the same name, the second one waits until the first one ends.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -18,6 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -34,24 +38,26 @@ from perdure.errors import (
 from perdure.storage.database import (
     GROUP_WAIT_S,
     DatabaseOwner,
-    Job,
-    OwnWrites,
     QueueLocation,
     Schema,
-    WriteCounts,
 )
 from perdure.storage.flow import (
     CombinedRequest,
     Flow,
     GuardedRequest,
     GuardFailed,
+    Job,
+    NamedSQL,
+    OwnWrites,
     Statement,
+    WriteCounts,
     fetch_rows,
+    load_sql,
+    resolve_futures_in_their_threads,
     run_flow,
 )
-from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.shared import LazyDatabase
-from perdure.storage.threads import Queues, Ticket, resolve_futures_in_their_threads
+from perdure.storage.locks import Locks, NamedLock, Queues, Ticket
+from perdure.storage.shared_resources import LazyDatabase
 
 try:
     import psycopg
@@ -81,7 +87,11 @@ try:
         translate_error,
     )
     from perdure.storage.postgres_requests import PipelineConnection
-    from perdure.storage.postgres_schema import check_tenant_name, create_tables, list_table_names
+    from perdure.storage.postgres_schema import (
+        create_tables,
+        list_table_names,
+        validate_optional_tenant_name,
+    )
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
@@ -106,8 +116,7 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows before `release_unused_disk_space` vacuums a table. About 2 % of
-# the table's live rows are added to this minimum.
+# A table is vacuumed once its deleted rows reach this number plus 2 % of its live rows.
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -121,7 +130,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 
 
 class _WriteGroup(NamedTuple):
-    """Writes that lock the same names and are committed together in one transaction.
+    """A group of writes that lock the same names and are committed in one transaction.
 
     Attributes:
         jobs: The writes, in the order of their submission.
@@ -181,8 +190,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = schema if isinstance(schema, str) else ""
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
-                f"the argument 'schema' is {schema!r}; expected a name of at most 41 lower-case "
-                "letters (a to z), digits and underscores that does not begin with a digit or 'pg_'"
+                f"the argument 'schema' is {schema!r}; expected 1 to 41 characters (a-z, 0-9, _) "
+                "that do not start with a digit or 'pg_'"
             )
         if type(pool_size) is not int or pool_size < 1:
             raise ConfigurationError(
@@ -199,15 +208,16 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
         self._is_pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
-        self._tenant = check_tenant_name(tenant)
+        self._tenant = validate_optional_tenant_name(tenant)
         self._lock_namespace = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *list_table_names(tables.script)]
+        super().__init__()
         self._locks = Locks(self._build_advisory_locks(direct))
         # Execute writes in submission order, so that a cancelled run's write cannot be executed
         # after a write of the next run.
         self._queues, self._submit_lock = Queues(), Lock()
-        # Write groups that new writes can still join. The key is the one name that all writes in
-        # the group lock exclusively.
+        # Open write groups, which new writes can join, keyed by the name on which each group takes
+        # an exclusive lock.
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
@@ -216,14 +226,19 @@ class PostgresDatabase(LazyDatabase[Server]):
         if not self._can_lock:
             return None
         source = self._source if direct_dsn is None else build_dsn_source(direct_dsn, "direct")
-        is_direct = direct_dsn is not None
         return AdvisoryLocks(
-            source, *self._lock_namespace, is_direct=is_direct, timeout_s=self._timeout_s
+            source,
+            *self._lock_namespace,
+            is_direct=direct_dsn is not None,
+            timeout_s=self._timeout_s,
         )
 
     @property
     def path(self) -> str:
-        """See `Database.path`. If the user passed a connection pool, this is the pool's name."""
+        """See `Database.path`.
+
+        If the user passed a connection pool, the path is the pool's name.
+        """
         return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
@@ -261,8 +276,8 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     def _open_file_or_server(self) -> Server:
         """See `LazyDatabase._open_file_or_server`."""
-        # Databases with the same schema share their connections if they have the same pool or DSN
-        # source.
+        # Several databases in this process share their connections if they use the same schema and
+        # the same pool or DSN source.
         key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._share_or_create_resource(key, self._start_server)
         try:
@@ -279,13 +294,33 @@ class PostgresDatabase(LazyDatabase[Server]):
                 transaction_start = (
                     ([_BEGIN_SNAPSHOT],)
                     if self._read_only
-                    else ([BEGIN], self._build_lock_calls(None))
+                    else ([BEGIN], self._build_transaction_start_and_lock_calls(None))
                 )
                 self._run_transaction(server, self._begin, *transaction_start)
         except BaseException:
             server.decrement_user_count_and_shut_down_if_unused()
             raise
         return server
+
+    def load_sql(self, package: str) -> NamedSQL:
+        """See `Database.load_sql`."""
+        return load_sql(
+            package, "sqlite.sql", "postgres.sql", with_tenants=self._tenant is not None
+        )
+
+    def create_tables(self, schema: Schema) -> None:
+        """See `Database.create_tables`."""
+        server = self._connect_once()
+        with convert_psycopg_errors(server.name), server.connection() as conn:
+            create_tables(conn, server.name, schema, self._schema, self._tenant, self._read_only)
+        self._add_known_component(schema)
+
+    def _add_known_component(self, schema: Schema) -> None:
+        """See `LazyDatabase._add_known_component`."""
+        if schema.component not in self._known_components:
+            # Add the component's tables to `_tables`, the list of tables that are vacuumed.
+            self._tables = [*self._tables, *list_table_names(schema.script)]
+        super()._add_known_component(schema)
 
     def _start_server(self) -> Server:
         """Create a connection pool, or use the one that the user passed."""
@@ -322,11 +357,12 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> T:
         """See `Database.write`.
 
-        `own_writes`, `may_wait`, `urgent` and `deletes_rows` have no effect.
+        On Postgres, the arguments `own_writes`, `may_wait`, `urgent` and `deletes_rows` have no
+        effect.
         """
         server, job = (
             self._connect_for_writing(),
-            Job(make_flow, on_commit, on_rollback, is_async=False),
+            Job(Future(), make_flow, on_commit, on_rollback),
         )
         with self._submit_lock:
             group = self._add_write_group_for_job(job, exclusive_names)
@@ -346,29 +382,29 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`.
 
-        `own_writes`, `urgent` and `deletes_rows` have no effect.
+        On Postgres, the arguments `own_writes`, `urgent` and `deletes_rows` have no effect.
         """
         if self._resource is None:
-            # Check in the calling OS thread that the run still holds its locks, because a pool
-            # thread does not belong to the run.
+            # Check in the calling OS thread that the run still holds its locks. The run's locks are
+            # recorded in a context variable, which is empty in the pool thread that executes the
+            # write.
             self._locks.check_still_held()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
-        server, job = (
-            self._connect_for_writing(),
-            Job(make_flow, on_commit, on_rollback, is_async=True),
-        )
+        server, future = self._connect_for_writing(), asyncio.get_running_loop().create_future()
+        job = Job(future, make_flow, on_commit, on_rollback)
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        # A write that joins an existing write group does not occupy an OS thread of its own.
-        # Without groups, waiting writes could occupy all OS threads of the pool.
+        # A write that joins a group needs no OS thread, so waiting writes cannot exhaust the thread
+        # pool.
         with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
                 group.jobs.append(job)
                 if not may_wait:
-                    # Closing the group makes the thread that commits it stop waiting.
+                    # Accept no more writes into this group. The OS thread that commits the group
+                    # then does not wait for further writes.
                     self._stop_adding_to_write_group(name)
                 return job.future  # type: ignore[return-value]
             group = self._add_write_group_for_job(
@@ -389,9 +425,11 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> _WriteGroup:
         """Create a group of writes for one job.
 
-        The group joins the queue of each name in `exclusive_names`. Earlier groups that lock one of
-        these names accept no further writes. Otherwise, a write submitted after `job` could join an
-        earlier group and be committed first.
+        A write group is a list of writes that are committed in one transaction. The new write group
+        is appended to the queue for each name in `exclusive_names`, so that write groups with a
+        common name run one after another. Earlier write groups that lock a name in
+        `exclusive_names` are closed, so that no later write can join them and be committed before
+        `job`.
         """
         for name in exclusive_names or ():
             self._stop_adding_to_write_group(name)
@@ -405,7 +443,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _stop_adding_to_write_group(self, exclusive_name: str) -> None:
-        """Close the open write group, if any, that locks the given name exclusively.
+        """Close the open write group for the exclusive lock `exclusive_name`, if the group exists.
+
+        The writes of a write group are committed in one transaction.
 
         A closed group accepts no more writes.
         """
@@ -418,7 +458,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Wait until a write group is first in every queue it has joined, then commit its jobs.
 
-        If other writes can still join the write group, wait up to `GROUP_WAIT_S` seconds for them.
+        If the write group is still open, wait up to `GROUP_WAIT_S` seconds for other writes to join
+        it.
         """
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
@@ -441,13 +482,16 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Run jobs in one transaction.
 
-        If the shared transaction fails, run each job in a transaction of its own, unless the server
-        is unavailable.
+        If the shared transaction fails, run each job in its own transaction, unless the server is
+        unavailable.
         """
         try:
             make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
             result = self._run_transaction(
-                server, make_flow, [BEGIN], self._build_lock_calls(exclusive_names)
+                server,
+                make_flow,
+                [BEGIN],
+                self._build_transaction_start_and_lock_calls(exclusive_names),
             )
         except BaseException as exc:
             is_final = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
@@ -457,14 +501,14 @@ class PostgresDatabase(LazyDatabase[Server]):
                 )
         else:
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
-                job.finish_with_commit()
+                job.call_commit_callback()
 
     def count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
         """Return None, because writes in Postgres cannot be counted without I/O."""
         return None
 
     async def wait_and_count_writes_except_own(self, own_writes: OwnWrites) -> WriteCounts | None:
-        """Return None, as `count_writes_except_own` does."""
+        """Return None, because writes in Postgres cannot be counted without a query."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
@@ -475,7 +519,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         """
         with suppress(StorageError):
             server = self._connect_for_writing()
-            group = self._add_write_group_for_job(Job(make_flow, is_async=False), None)
+            group = self._add_write_group_for_job(Job(Future(), make_flow), None)
             server.threads.submit_without_result(
                 partial(self._commit_write_group, server, group, None)
             )
@@ -525,8 +569,10 @@ class PostgresDatabase(LazyDatabase[Server]):
             time.sleep(random.uniform(0, min(1.0, 0.01 * 2**attempt)))
         raise translate_error(error, server.name) from error
 
-    def _build_lock_calls(self, names: Sequence[str] | None) -> list[_FunctionCall]:
-        """Build the SQL function calls that run at the start of a write transaction.
+    def _build_transaction_start_and_lock_calls(
+        self, names: Sequence[str] | None
+    ) -> list[_FunctionCall]:
+        """Build the calls of SQL functions that are executed at the start of a write transaction.
 
         Args:
             names: The exclusive names; see `Database.write`.
@@ -552,11 +598,15 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: PipelineConnection, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that makes the given function calls, and sets the search path and tenant.
+        """Build one SELECT statement that calls SQL functions and sets transaction settings.
 
-        The search path is not set if the connection keeps its session settings between
-        transactions. The list is empty if no function is to be called and no setting is to be
-        changed.
+        The SELECT statement calls the functions in `calls`. The same statement sets the search
+        path, and the tenant if the database has one.
+
+        The SELECT sets the search path only if the connection does not keep session settings
+        between transactions. The result is a list with at most one statement. The returned list of
+        statements is empty if `calls` contains no function calls and the transaction needs no
+        settings.
         """
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
@@ -582,7 +632,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`. It is a Postgres advisory lock, held on a dedicated connection.
+        """See `Database.lock`. The lock is a Postgres advisory lock on a dedicated connection.
 
         Raises:
             ConfigurationError: The only DSN leads to a pooler.
@@ -601,8 +651,9 @@ class PostgresDatabase(LazyDatabase[Server]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        If a scrub was requested, all tables are vacuumed. The result is then False, because
-        Postgres does not overwrite deleted bytes.
+        If a scrub was requested, vacuum all tables. A scrub is a request to overwrite deleted
+        bytes. If a scrub was requested, return False to report that deleted bytes may remain in the
+        database files. Postgres does not overwrite deleted bytes.
         """
         scrub_request = self.read(
             lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")
@@ -618,7 +669,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._vacuum_tables(_MIN_DEAD_ROWS)
 
     def _vacuum_tables(self, min_dead_rows: int) -> None:
-        """Vacuum the tables that have at least about `min_dead_rows` deleted rows.
+        """Vacuum the tables that have, by Postgres's estimate, at least `min_dead_rows` dead rows.
+
+        For a table with 50,000 or more live rows, the minimum is multiplied by a factor that grows
+        with the number of live rows.
 
         A table that another process has locked, for example to vacuum it, is skipped.
         """
@@ -628,11 +682,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         server, tables_to_vacuum = self._connect_for_writing(), self.read(tables)
         with convert_psycopg_errors(server.name), server.connection() as conn:
             for (table,) in tables_to_vacuum:
-                vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"
-                conn.send_request([Statement(vacuum)], prepare=False)
+                conn.send_request(
+                    [Statement(f"VACUUM (SKIP_LOCKED) {self._schema}.{table}")], prepare=False
+                )
 
     def stats(self) -> dict[str, Any]:
-        """See `Database.stats`. The size includes the tables of the schema and their indexes."""
+        """See `Database.stats`. `size_bytes` includes the schema's tables and their indexes."""
         ((version, size),) = self.read(lambda: fetch_rows(_SIZES_SQL, self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 

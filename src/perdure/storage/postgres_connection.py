@@ -1,4 +1,4 @@
-"""Open and pool connections to a Postgres server, and hold advisory locks."""
+"""Open Postgres connections, manage connection pools, and hold advisory locks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from perdure.storage.postgres_requests import (
     PipelineConnection,
     build_transformer,
 )
-from perdure.storage.shared import SharedResource
-from perdure.storage.threads import ThreadPool
+from perdure.storage.shared_resources import SharedResource
+from perdure.storage.thread_pools import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-# Maximum number of OS threads of one `Server` that run blocking work for coroutines
+# Maximum number of OS threads in which one `Server` runs blocking work for coroutines
 _THREAD_COUNT: Final = 8
 _MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
@@ -102,8 +102,8 @@ def open_connection(
     except psycopg.OperationalError as exc:
         if not source.is_fixed and any(reason in str(exc) for reason in _WRONG_PASSWORD_TEXTS):
             raise StorageUnavailable(
-                f"cannot connect to {name}: {exc}; the password in the DSN that the DSN function "
-                "returned is wrong or expired"
+                f"cannot connect to {name}: {exc}; the DSN function returned a DSN whose password "
+                "is wrong or expired"
             ) from exc
         if any(reason in str(exc) for reason in _REFUSAL_TEXTS):
             raise ConfigurationError(
@@ -112,7 +112,7 @@ def open_connection(
         raise translate_error(exc, name) from exc
     except psycopg.ProgrammingError as exc:
         raise ConfigurationError(
-            f"cannot connect to {name}: {exc}; correct this option in the DSN"
+            f"cannot connect to {name}: {exc}; correct the invalid option in the DSN"
         ) from exc
     try:
         with convert_psycopg_errors(name):
@@ -156,7 +156,7 @@ class Connections(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the database for error messages. It contains no password."""
+        """The database's name, as shown in error messages. It contains no password."""
 
     def connection(self) -> AbstractContextManager[PipelineConnection]:
         """Provide a connection with no open transaction for the duration of the `with` block.
@@ -171,8 +171,9 @@ class Connections(Protocol):
     ) -> AbstractContextManager[PipelineConnection]:
         """Provide another connection in place of a lost one for the duration of the `with` block.
 
-        If the connections come from the user's pool, the lost connection is returned to that pool
-        first, so that the pool can replace it even if all of its other connections are in use.
+        If a connection from a user's pool breaks, the connection is returned to that pool before a
+        replacement is requested from the pool. Returning the lost connection lets the pool replace
+        it even if all other connections are in use.
 
         Raises:
             StorageUnavailable: No connection is free within about `within_s` seconds.
@@ -183,7 +184,7 @@ class Connections(Protocol):
 
 
 def _configure_connection(conn: OwnConnection, *, pooled: bool, schema: str) -> None:
-    """Configure a new connection's session, and read the server state that requests depend on."""
+    """Configure a new connection's session, and read the server settings that perdure needs."""
     set_session(conn)
     conn.keeps_session = not pooled and not uses_connection_pooler(conn)
     if conn.keeps_session:
@@ -243,7 +244,8 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                # If one connection is broken, the pool's idle connections are probably broken too.
+                # If one connection is broken, the pool's idle connections are probably broken too,
+                # so replace all of them.
                 self._pool.drain()
 
     def _take_connection(self) -> OwnConnection:
@@ -261,7 +263,8 @@ class OwnPool(Connections):
                         _EXPECTED_WAIT_S if self._source.is_fixed else min(_EXPECTED_WAIT_S, left_s)
                     )
             except StorageUnavailable as exc:
-                # Keep waiting until the deadline, because the server may still be starting.
+                # Keep waiting for a connection until the deadline, because the server may still be
+                # starting.
                 reason = exc
         try:
             return self._pool.getconn(deadline - time.monotonic())
@@ -274,28 +277,29 @@ class OwnPool(Connections):
                 f"{self._size} are in use; pass a larger pool_size"
             ) from exc
 
-    @contextmanager
     def lend_replacement_connection(
         self, lost: PipelineConnection, within_s: float
-    ) -> Iterator[OwnConnection]:
+    ) -> AbstractContextManager[OwnConnection]:
         """See `Connections.lend_replacement_connection`.
 
         The replacement connection is opened outside the pool.
         """
-        with self._open_connection(within_s) as conn:
-            yield conn
+        return self._open_connection(within_s)
 
     def _open_connection(self, within_s: float) -> OwnConnection:
-        options = {"connect_timeout": max(2, int(within_s))}
         return open_connection(
-            self._source, OwnConnection, self._configure, within_s=within_s, **options
+            self._source,
+            OwnConnection,
+            self._configure,
+            within_s=within_s,
+            connect_timeout=max(2, int(within_s)),
         )
 
     def _check_connection_can_be_opened(self, within_s: float) -> None:
-        """Open a connection outside the pool to check that this is possible, then close it.
+        """Check that a connection can be opened, by opening and closing one outside the pool.
 
-        If this fails, the error is raised here, because the pool does not report why it cannot open
-        a connection.
+        If the connection cannot be opened, the error is raised directly to the caller. The pool
+        itself does not report why it cannot open a connection.
         """
         with self._open_connection(within_s) as conn:
             _check_server_version_and_encoding(conn.pgconn, self.name)
@@ -342,22 +346,21 @@ class UserPool(Connections):
         """See `Connections.name`."""
         return describe_pool(self._pool)
 
-    @contextmanager
-    def connection(self) -> Iterator[BorrowedConnection]:
+    def connection(self) -> AbstractContextManager[BorrowedConnection]:
         """See `Connections.connection`."""
-        lent = self._borrow_connection(self._timeout_s)
-        try:
-            yield lent
-        finally:
-            self._return_connection(lent)
+        return self._lend_connection(self._timeout_s)
 
-    @contextmanager
     def lend_replacement_connection(
         self, lost: PipelineConnection, within_s: float
-    ) -> Iterator[BorrowedConnection]:
+    ) -> AbstractContextManager[BorrowedConnection]:
         """See `Connections.lend_replacement_connection`."""
         if isinstance(lost, BorrowedConnection):
             self._return_connection(lost)
+        return self._lend_connection(within_s)
+
+    @contextmanager
+    def _lend_connection(self, within_s: float) -> Iterator[BorrowedConnection]:
+        """Provide a connection of the pool for the duration of the `with` block."""
         lent = self._borrow_connection(within_s)
         try:
             yield lent
@@ -373,7 +376,8 @@ class UserPool(Connections):
             conn, build_transformer() if session is None else session.transformer
         )
         try:
-            # The pool's `check` callback may have left a transaction open.
+            # End a transaction that the pool's `check` callback may have left open on the
+            # connection.
             lent.end_transaction()
             if session is None:
                 _check_server_version_and_encoding(conn.pgconn, self.name)
@@ -418,8 +422,8 @@ class UserPool(Connections):
     def _return_connection(self, lent: BorrowedConnection) -> None:
         """Roll back any open transaction, and return the connection to the pool.
 
-        The connection keeps its session settings. If the connection has already been returned, do
-        nothing.
+        The session settings of the connection stay unchanged. If the connection has already been
+        returned to the pool, do nothing.
         """
         conn, lent.conn = lent.conn, None
         if conn is None:
@@ -430,13 +434,13 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                # Check the pool's idle connections, because they may be broken like the returned
-                # one.
+                # If this connection is lost, let the pool check its idle connections, because they
+                # may be broken too.
                 with suppress(Exception):
                     self._pool.check()
 
     def close(self) -> None:
-        """Leave the connections open, because the user owns the pool."""
+        """Do nothing, because the user owns the pool and closes its connections."""
 
 
 def describe_pool(pool: ConnectionPool[Any]) -> str:
@@ -445,9 +449,10 @@ def describe_pool(pool: ConnectionPool[Any]) -> str:
 
 
 class Server(SharedResource):
-    """The connections to one schema, shared by all databases in this process that use them.
+    """A set of connections to one schema, shared by `Database` objects in this process.
 
-    Databases share these connections if they have the same schema and the same DSN or pool.
+    `Database` objects share the connections of a `Server` if they have the same schema and the same
+    DSN or pool.
 
     Args:
         connections: The source of the connections.
@@ -522,7 +527,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._call_lock_function_and_check_success("pg_advisory_unlock", name)
 
     def _call_lock_function_and_check_success(self, sql_function: str, lock_name: str) -> bool:
-        """Call a Postgres advisory lock function for a lock name, and return its result."""
+        """Call a Postgres advisory lock function for a lock, and return whether it succeeded."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
@@ -536,7 +541,8 @@ class AdvisoryLocks(ProcessLocks):
     def change_session_number_if_connection_was_lost(self) -> None:
         """See `ProcessLocks.change_session_number_if_connection_was_lost`.
 
-        If the server has closed the connection, the socket becomes readable but yields no data.
+        A lost connection is detected by its socket: if the server has closed the connection, the
+        socket becomes readable but yields no data.
         """
         with self._guard:
             conn = self._conn
@@ -547,7 +553,11 @@ class AdvisoryLocks(ProcessLocks):
                     self._drop_connection()
 
     def _drop_connection(self) -> None:
-        """Close the connection, and increment `session`, because all locks held on it are lost."""
+        """Close the connection, and increment `session`.
+
+        A lock belongs to one database connection. The new number in `session` tells lock holders
+        that the locks of the closed connection are lost.
+        """
         self.session += 1
         if self._conn is not None:
             self._conn.close()

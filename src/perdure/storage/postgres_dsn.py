@@ -2,8 +2,8 @@
 
 A source is a fixed DSN, a user-supplied function that returns a DSN (for rotating passwords), or
 the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
-password. If the user's function raises an error, only the error's class is reported, because the
-error's text may contain a password.
+password. If the user-supplied function that returns the DSN raises an error, only the error's class
+is reported, because the error's text may contain a password.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.host_names import ascii_host
-from perdure.storage.threads import ThreadPool
+from perdure.storage.thread_pools import ThreadPool
 
 Dsn = str | Callable[[], str] | ConnectionPool[Any]
 """The type of the argument `dsn`: a DSN, a function that returns a DSN, or a pool of the user."""
@@ -49,7 +49,8 @@ _NOT_IN_A_DSN: Final = frozenset(
 # Maximum number of concurrent calls of one DSN function. The number is limited because each call
 # that hangs keeps an OS thread occupied.
 _MAX_CALLS: Final = 4
-# Interval, in seconds, at which a caller that waits for a DSN checks whether the source was closed
+# Polling interval in seconds. While a caller waits for a function to return a DSN, the caller
+# checks at this interval whether the `DsnSource` was closed
 _POLL_S: Final = 0.1
 
 
@@ -80,7 +81,8 @@ def normalize_dsn(dsn: object) -> str:
         # If a password contains an unescaped `@`, libpq takes the rest of the password as part of
         # the host or of the database name.
         has_unescaped_at = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
-        # libpq would ignore the text after a NUL character.
+        # A DSN with a NUL character is rejected, because libpq would ignore the rest of the DSN
+        # after the NUL character.
         if not has_unescaped_at and "\0" not in dsn:
             overrides = {
                 "client_encoding": "UTF8",
@@ -97,10 +99,11 @@ def normalize_dsn(dsn: object) -> str:
 def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
     """Return the DSN parameter `host`, with all host names converted to ASCII.
 
-    Return an empty dict if all host names in the DSN are already ASCII. perdure converts non-ASCII
+    If all host names in the DSN are already ASCII, return an empty dict. perdure converts non-ASCII
     host names itself, because psycopg would convert them with IDNA 2003, which can yield a
-    different domain. If the DSN has no parameter `host`, the host names in the environment variable
-    `PGHOST` are converted, because psycopg would use them. Host names are separated by commas.
+    different domain. If the DSN has no parameter `host`, psycopg connects to the hosts in the
+    environment variable `PGHOST`. In this case, the host names in `PGHOST` are converted to ASCII.
+    Host names are separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -167,7 +170,10 @@ class DsnSource(Protocol):
         """
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Raise `StorageUnavailable` if the last attempt to get a DSN failed, or any attempt hangs.
+        """Raise `StorageUnavailable` if no DSN can be obtained at present.
+
+        The error is raised if the most recently finished attempt to get a DSN failed. The error is
+        also raised if an attempt is still in progress and hangs.
 
         An attempt to get a DSN is considered to hang if it has not finished after `timeout_s`
         seconds.
@@ -204,7 +210,8 @@ class FixedDsn(DsnSource):
 class DsnFunction(DsnSource):
     """A function, supplied by the user, that returns the DSN for a new connection.
 
-    The function is called in a separate OS thread, because it may hang.
+    The function is called in a separate OS thread, so that the caller is not blocked forever if the
+    function never returns.
 
     Args:
         function: The function, which takes no arguments.
@@ -229,7 +236,8 @@ class DsnFunction(DsnSource):
         self._guard = threading.Lock()  # This lock protects `_pending`.
         # Start times of the DSN function calls that have not returned yet
         self._pending: dict[object, float] = {}
-        # Reason why the most recent call of the function failed, or an empty string if it succeeded
+        # Reason why the most recent call of the DSN function failed, or an empty string if the call
+        # succeeded
         self._problem = ""
         # Host, port and database of the DSN that the user's function returned most recently
         self._address: DatabaseAddress | None = None
@@ -256,7 +264,7 @@ class DsnFunction(DsnSource):
         return self._address or parse_address(self.resolve_dsn(within_s))
 
     def _fetch_dsn_and_error_text(self, deadline: float) -> tuple[str, str]:
-        """Call the user's function, and return `(normalized DSN, "")` on success.
+        """Call the user's DSN function, and return `(normalized DSN, "")` if the DSN is valid.
 
         If the function returns no valid DSN, return the pair `("", problem)`, where `problem` is a
         description for an error message.
@@ -282,13 +290,15 @@ class DsnFunction(DsnSource):
             return "", f"returned {_describe_non_dsn_result(result)}"
 
     def _get_function_result_and_error_text(self) -> tuple[object, str]:
-        """Call the user's function, and return `(result, "")` on success.
+        """Call the user's DSN function, and return `(result, "")` if it raises no error.
 
-        If the user's function raises an error, return the pair `(None, description of the error)`.
+        If the user's DSN function raises an error, return the pair `(None, description of the
+        error)`.
         """
         try:
             return self._function(), ""
-        # Catch BaseException, because an uncaught SystemExit would end the OS thread.
+        # Catch BaseException and not only Exception, because an uncaught SystemExit would end the
+        # OS thread of the pool.
         except BaseException as exc:
             return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
@@ -313,8 +323,8 @@ def _check_is_sync_and_takes_no_arguments(function: Callable[[], object], label:
     call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     if any(inspect.iscoroutinefunction(candidate) for candidate in (function, call)):
         raise ConfigurationError(
-            f"{label} is asynchronous; expected a regular function that returns the DSN; the "
-            "function can block, because perdure calls it in a separate thread"
+            f"{label} is an async function; expected a synchronous function that returns the DSN. "
+            "The function can block, because perdure calls it in a separate thread"
         )
     try:
         signature = inspect.signature(function)
@@ -334,7 +344,7 @@ def _describe_non_dsn_result(result: object) -> str:
 
     The description does not contain the value, because the value may contain a password.
 
-    If the result is a coroutine, it is closed.
+    If the function returned a coroutine, close the coroutine, because it is never awaited.
     """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
@@ -352,10 +362,10 @@ def _build_label(function: object, argument: str) -> str:
 
 
 def _build_dsn_function_key(function: object) -> Hashable:
-    """Return a hashable key for a DSN function. Equal functions have equal keys.
+    """Return a hashable key for a function that returns a DSN. Equal functions have equal keys.
 
-    For example, each access to a bound method creates a new object, but all of these objects are
-    equal.
+    Each access to a bound method creates a new object. Two method objects have equal keys if they
+    bind the same function to the same instance.
     """
     try:
         hash(function)
@@ -390,9 +400,8 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
     """
     if isinstance(dsn, AsyncConnectionPool):
         raise ConfigurationError(
-            f"the argument {argument!r} is an AsyncConnectionPool, whose connections belong to one "
-            "event loop; expected a psycopg_pool.ConnectionPool, which perdure uses in threads, "
-            "without blocking the event loop"
+            f"the argument {argument!r} is an AsyncConnectionPool, which is tied to one event "
+            "loop; pass a psycopg_pool.ConnectionPool. perdure runs its queries in threads"
         )
     if isinstance(dsn, ConnectionPool):
         raise ConfigurationError(
@@ -400,8 +409,12 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
             "returns a DSN, because locks need a connection outside the pool"
         )
     if callable(dsn):
-        advice = "the function must return a DSN like postgresql://user:password@host/database"
-        return DsnFunction(dsn, _build_label(dsn, argument), _build_dsn_function_key(dsn), advice)
+        return DsnFunction(
+            dsn,
+            _build_label(dsn, argument),
+            _build_dsn_function_key(dsn),
+            "the function must return a DSN like postgresql://user:password@host/database",
+        )
     return FixedDsn(dsn)
 
 
@@ -413,7 +426,8 @@ def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
         text = conninfo() if callable(conninfo) else conninfo
         options: dict[str, Any] = dict(kwargs() if callable(kwargs) else kwargs or {})
         parameters = {name: options[name] for name in options.keys() - _NOT_IN_A_DSN}
-        # An empty DSN means the defaults of libpq, but `normalize_dsn` refuses an empty string.
+        # libpq accepts an empty DSN and uses its default connection parameters. `normalize_dsn`
+        # rejects an empty string, so return the equivalent DSN `dbname=` instead.
         return make_conninfo(text, **parameters) or "dbname="
 
     label = f"the conninfo of the pool {pool.name!r}"

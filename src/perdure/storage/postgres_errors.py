@@ -50,8 +50,8 @@ def is_connection_lost(exc: psycopg.Error) -> bool:
         return True
     if not isinstance(exc, psycopg.OperationalError):
         return False
-    # Class 08 contains connection errors, and class 57 means that the server is shut down or
-    # starting, except 57014, which means that a statement was cancelled.
+    # SQLSTATE class 08 contains connection errors. Errors of class 57 occur when the server shuts
+    # down or starts up, except 57014, which means that a statement was cancelled.
     return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
 
 

@@ -30,9 +30,10 @@ from perdure.storage.flow import Row, Statement, TextOrBytes
 _MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
-# The SQL of a statement and the types of its parameters
+# Key that identifies a prepared statement: its SQL text and the type OIDs of its parameters
 _StatementKey = tuple[bytes, tuple[int, ...]]
-# A statement, its encoded parameters, and the formats of the parameters
+# A statement that is ready to be sent: its key, its encoded parameters, and the formats of the
+# parameters (text or binary)
 _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
 
 
@@ -119,7 +120,7 @@ class PipelineConnection(ABC):
 
     @abstractmethod
     def discard_connection(self) -> None:
-        """Close the connection, because its state is unknown."""
+        """Close a connection whose state is unknown, so that it is not used again."""
 
     def send_request(
         self, statements: Sequence[Statement], *, prepare: bool = True
@@ -176,7 +177,7 @@ class PipelineConnection(ABC):
         return rows_by_statement
 
     def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
-        """Convert a statement's parameters to the form that libpq expects."""
+        """Encode a statement's parameters as text or bytes for libpq."""
         if not row:
             return (sql, ()), (), ()
         transformer = self.transformer
@@ -258,8 +259,8 @@ class OwnConnection(PipelineConnection, psycopg.Connection[Row]):
 
 _ADAPTERS: Final = _register_type_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
-# The settings apply only to the current transaction, because a connection from the user's pool must
-# keep its own session settings.
+# The settings that perdure needs are set only for the current transaction, because a connection
+# from the user's pool must keep its own session settings.
 _BORROWED_SETTINGS: Final = Statement(
     "SELECT set_config('client_encoding', 'UTF8', true), set_config('DateStyle', 'ISO', true), "
     "set_config('TimeZone', 'UTC', true), set_config('standard_conforming_strings', 'on', true), "
@@ -275,9 +276,10 @@ def build_transformer() -> abc.Transformer:
 class BorrowedConnection(PipelineConnection):
     """A connection from a pool that the user owns.
 
-    Neither the session settings nor psycopg's connection object is changed. Statements are sent
-    directly over the libpq connection that the psycopg connection wraps. The settings that perdure
-    needs are set only for the current transaction. No statement is prepared.
+    perdure changes neither the session settings of a borrowed connection nor psycopg's connection
+    object. Statements are sent directly over the libpq connection that the psycopg connection
+    wraps. The settings that perdure needs are set only for the current transaction. No statement is
+    prepared.
 
     Args:
         conn: The connection. The caller must roll back an open transaction with `end_transaction`
@@ -312,7 +314,7 @@ class BorrowedConnection(PipelineConnection):
             self.discard_connection()
 
     def _is_idle(self) -> bool:
-        """Return True if the connection is in neither a transaction nor pipeline mode."""
+        """Return True if no transaction is open on the connection and pipeline mode is off."""
         status = self.pgconn.transaction_status
         is_off = self.pgconn.pipeline_status == pq.PipelineStatus.OFF
         return is_off and status == pq.TransactionStatus.IDLE

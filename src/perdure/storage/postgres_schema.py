@@ -2,9 +2,9 @@
 
 If there are tenants, each table has the column `tenant`, which comes first in all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
-the transaction has set. A transaction that has not set a tenant sees no rows in these tables. The
-same SQL statements work for tables with and without the column `tenant`, except statements that
-list key columns.
+the transaction has set. A transaction that has not set a tenant sees no rows in tables with the
+column `tenant`. SQL statements are the same for tables with and without the column `tenant`, except
+statements that list key columns, for example in `ON CONFLICT`.
 
 The PostgreSQL documentation describes row-level security:
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -52,8 +52,12 @@ _SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-# After the first transaction that sets `perdure.tenant` has ended, `current_setting` returns an
-# empty string instead of NULL for the rest of the session.
+_SELECT_SETTINGS_TABLE: Final = (
+    "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'settings'"
+)
+# SQL expression for the current tenant, which is NULL if no tenant is set. Once `perdure.tenant`
+# has been set in a session, later transactions without a tenant read an empty string. `nullif`
+# converts the empty string to NULL.
 _CURRENT_TENANT: Final = "nullif(current_setting('perdure.tenant', true), '')"
 _TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
@@ -93,7 +97,7 @@ def create_tables(
     tenant: str | None,
     read_only: bool,
 ) -> None:
-    """Create the tables of a component, unless they exist.
+    """Create the tables of a component if they do not exist yet.
 
     An advisory lock prevents several processes from creating the tables concurrently.
 
@@ -111,7 +115,8 @@ def create_tables(
         ConfigurationError: A tenant was given for tables without tenants, or none for tables with
             tenants, or the role can see the rows of all tenants.
     """
-    # Check the tenant first, because the script that creates the tables depends on it.
+    # First check whether the existing tables have a tenant column. Tables with a tenant column and
+    # tables without a tenant column are created by different scripts.
     _check_schema_and_role_fit_tenant(conn, schema, tenant)
     if _schema_has_tables_of_component(conn, name, component, schema):
         return
@@ -128,10 +133,14 @@ def create_tables(
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
-        common = [*split_script(_SCHEMAS_TABLE), *build_statements(_SETTINGS_TABLE, tenant)]
-        _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
-        # Check again, because another process may have created the tables before this process
-        # acquired the lock.
+        _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"))
+        # Create the shared tables only once. Their CREATE statements lock the table `settings`,
+        # which other processes use.
+        if not _run_statements(conn, Statement(_SELECT_SETTINGS_TABLE, (schema,))):
+            common = [*split_script(_SCHEMAS_TABLE), *build_statements(_SETTINGS_TABLE, tenant)]
+            _run_statements(conn, *common)
+        # Check again whether the component's tables exist, because another process may have created
+        # them before this process acquired the lock.
         _check_schema_and_role_fit_tenant(conn, schema, tenant)
         if not _schema_has_tables_of_component(conn, name, component, schema):
             insert = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
@@ -183,7 +192,7 @@ def _schema_has_tables_of_component(
 # -- tenants
 
 
-def check_tenant_name(tenant: Any) -> str | None:
+def validate_optional_tenant_name(tenant: Any) -> str | None:
     """Validate a tenant name, or None for no tenant, and return it.
 
     Raises:
@@ -202,8 +211,8 @@ def _check_schema_and_role_fit_tenant(
 ) -> None:
     """Check that the tables have row-level security if and only if `tenant` is set.
 
-    If the tables have row-level security, also check that it applies to the current role. If the
-    schema does not contain perdure's tables yet, nothing is checked.
+    If the tables have row-level security, check that the current role cannot bypass it. If the
+    schema does not contain perdure's tables yet, do not check the schema or the role.
 
     Raises:
         ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the
@@ -215,16 +224,15 @@ def _check_schema_and_role_fit_tenant(
     ((has_tenants, is_active, role),) = rows
     if has_tenants and tenant is None:
         raise ConfigurationError(
-            f"the schema {schema!r} was created with tenants; pass a tenant name as the "
-            "argument 'tenant'"
+            f"the schema {schema!r} was set up for multiple tenants; pass a tenant name as tenant="
         )
     if tenant is not None and not has_tenants:
         raise ConfigurationError(
-            f"the schema {schema!r} was created without tenants, so tenant={tenant!r} would see "
-            "all of its data; pass another schema, or omit tenant"
+            f"the schema {schema!r} was not set up for tenants, so tenant={tenant!r} could read "
+            "all of its data; omit tenant=, or use another schema"
         )
     if has_tenants and not is_active:
         raise ConfigurationError(
-            f"the role {role!r} bypasses row-level security, so tenant={tenant!r} would "
-            "see all tenants; use the DSN of a role that is not a superuser and has no BYPASSRLS"
+            f"the role {role!r} bypasses row-level security, so tenant={tenant!r} could read every "
+            "tenant's data; use a role that is not a superuser and has no BYPASSRLS"
         )

@@ -73,15 +73,17 @@ class Transaction:
     def execute(self, request: Request) -> Any:
         """Execute a request and return its rows.
 
-        COMMIT is sent together with the last request of a flow.
+        A `LastRequest` or a `GuardedRequest` is executed and committed in a single round trip to
+        the server. If the last request of a transaction is neither a `LastRequest` nor a
+        `GuardedRequest`, COMMIT is sent separately at the end of the `with` block.
         """
         statements = request if isinstance(request, list) else [request]
         try:
             rows = self._send_statements(
                 statements, is_last=isinstance(request, LastRequest | GuardedRequest)
             )
-        # If the guard statement of a `GuardedRequest` fails, the server reports one of these
-        # errors.
+        # If the guard statement of a `GuardedRequest` fails, the server reports either a division
+        # by zero or a unique violation.
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, GuardedRequest):
                 raise
@@ -98,9 +100,11 @@ class Transaction:
     ) -> list[list[Row]]:
         """Send one request of a transaction.
 
-        The first request begins with BEGIN, and the last ends with COMMIT.
+        The first request of the transaction begins with BEGIN, and the last request of the
+        transaction ends with COMMIT.
         """
-        # Without BEGIN, the statements of a request form an implicit transaction.
+        # A request that forms a whole transaction needs no BEGIN and COMMIT, because Postgres
+        # executes the statements of one pipeline in an implicit transaction.
         single = is_last and not self._conn.needs_transaction
         begin = () if single else self._begin
         opening_statements = [] if self._is_open else [*begin, *self._function_calls]
@@ -142,8 +146,9 @@ class Transaction:
         """Ask the server, over another connection, whether the transaction was committed.
 
         After a server crash or a failover to a standby, the server may reuse the ID of the lost
-        transaction. After such an event, the status "committed" may refer to another transaction
-        with the same ID, so only the status "aborted" is reliable.
+        transaction. After a crash or failover, the status "committed" may belong to another
+        transaction with the same ID. Only the status "aborted" is reliable after a crash or
+        failover.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
@@ -165,8 +170,8 @@ class Transaction:
                     return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"the connection to {self._server.name} was lost during a commit, and {reason}; read "
-            "the data before you write it again"
+            f"the connection to {self._server.name} was lost during a commit, and {reason}. Check "
+            "whether the write succeeded before you retry it"
         )
 
     def _read_transaction_status(self, conn: PipelineConnection) -> str:
@@ -176,6 +181,7 @@ class Transaction:
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
             )
         except errors.InvalidParameterValue:
-            # The transaction ID is higher than any that the server has assigned, so the server lost
-            # the transaction when it crashed or failed over.
+            # The server reports that this transaction ID is higher than any ID that it has
+            # assigned. The server must have lost the transaction in a crash or a failover, so the
+            # transaction was not committed.
             return "aborted"

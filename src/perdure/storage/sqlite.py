@@ -3,8 +3,8 @@
 Within a process, all databases with the same path share one `SQLiteFile`, except read-only and
 in-memory databases, which have one each. A `SQLiteFile` has one writing connection and several
 read-only connections. For a read-only database, there is no writing connection. For an in-memory
-database, there is only the writing connection. The writing thread can commit several jobs in one
-transaction.
+database, there is only the writing connection. The OS thread that commits queued writes can commit
+several of them in one transaction.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,10 +24,25 @@ import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.settings import TIMEOUT_S
-from perdure.storage.database import Job, OwnWrites, QueueLocation, Schema, WriteCounts
-from perdure.storage.flow import Flow, Request, Statement, T, arun_flow, fetch_rows, run_flow
+from perdure.storage.database import QueueLocation, Schema
+from perdure.storage.flow import (
+    Flow,
+    Job,
+    NamedSQL,
+    OwnWrites,
+    Promise,
+    Request,
+    Statement,
+    T,
+    WriteCounts,
+    arun_flow,
+    fetch_rows,
+    load_sql,
+    resolve_futures_in_their_threads,
+    run_flow,
+)
 from perdure.storage.locks import FileLocks, Locks, NamedLock
-from perdure.storage.shared import LazyDatabase, SharedResource, inherited_resources
+from perdure.storage.shared_resources import LazyDatabase, SharedResource, inherited_resources
 from perdure.storage.sqlite_connection import (
     DURABLE,
     REUSES_WAL,
@@ -34,12 +50,12 @@ from perdure.storage.sqlite_connection import (
     Synchronous,
     check_database_path_and_convert_to_text,
     check_path_can_be_database,
-    convert_sqlite_errors,
     execute_flow_request,
     parse_component_and_common_tables,
 )
+from perdure.storage.sqlite_errors import convert_sqlite_errors
 from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
-from perdure.storage.threads import Promise, ThreadPool, resolve_futures_in_their_threads
+from perdure.storage.thread_pools import ThreadPool
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 # Maximum number of OS threads that read one file on behalf of coroutines
@@ -49,7 +65,7 @@ _READING_THREADS: Final = 4
 _MAX_ASYNC_READS: Final = 4
 # Maximum number of seconds that a fork waits for reads to end
 _FORK_WAIT_S: Final = 2.0
-# Interval, in seconds, at which a new read checks whether a fork has finished
+# Polling interval, in seconds, of a read that waits until a fork of the process has finished
 _PAUSE_S: Final = 0.001
 # Number of rows that aiosqlite fetches at a time. The value has no effect, because perdure always
 # fetches all rows at once.
@@ -98,7 +114,10 @@ class SQLiteFile(SharedResource):
 
     @property
     def writer(self) -> SQLiteWriter:
-        """The writer of the file. If the file is closed or read-only, an error is raised."""
+        """The writer of the file.
+
+        Reading this property raises an error if the file is closed or was opened read-only.
+        """
         if self.refusal:
             self.check_usable()
         if self._writer is None:
@@ -108,20 +127,21 @@ class SQLiteFile(SharedResource):
     def submit_write_and_get_future(self, job: Job[T]) -> Any:
         """Submit a job to the writer, and return a future for its result."""
         writer = self._writer
-        # Check `refusal` before acquiring the lock, because a forked process may have inherited the
-        # lock in its locked state.
+        # Check `refusal` before acquiring the lock, because `refusal` is set in a forked process.
+        # The forked process may have inherited the lock in the locked state, and would wait for the
+        # lock forever.
         if writer is None or self.refusal:
             writer = self.writer
         with self.submit_lock:
             if self.refusal:
                 self.check_usable()
-            writer.put(job)
+            writer.submit(job)
         return job.future
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check_usable()
-        # An in-memory database has only one connection.
+        # An in-memory database has only one connection, so its reads use the writing connection.
         borrow_connection = (
             self.readers.borrow_connection
             if self.connector.is_on_disk
@@ -141,8 +161,8 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`.
 
-        If the database is in memory or the file is untrusted, the flow is run by the blocking
-        method `read` in a separate thread.
+        If the database is in memory or the file is untrusted, `aread` calls the blocking method
+        `read` in a worker thread.
         """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
@@ -155,8 +175,8 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `SharedResource.pause_for_fork`.
 
-        Before the process forks, this method waits until the reads in progress have ended. The
-        maximum wait is `_FORK_WAIT_S` seconds for blocking reads, followed by another
+        Before the process forks, this method waits until the reads in progress have ended. The fork
+        is delayed by at most `_FORK_WAIT_S` seconds for blocking reads, and then by at most
         `_FORK_WAIT_S` seconds for reads by coroutines.
         """
         super().pause_for_fork()
@@ -175,8 +195,8 @@ class SQLiteFile(SharedResource):
     def close_connections_inherited_by_fork(self) -> None:
         """Close the connections to this file that a forked process inherited from its parent.
 
-        Closing the inherited connections does not write to the file. It does not release the
-        parent's file locks either, because locks are not inherited across a fork.
+        Closing the inherited connections neither writes to the file nor releases the parent's file
+        locks, because locks are not inherited across a fork.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -197,7 +217,7 @@ class SQLiteFile(SharedResource):
         self.async_readers.close()
         self.locks.close()
         if writer is not None:
-            # The folder of the file may have been deleted.
+            # Ignore storage errors, because the folder of the database file may have been deleted.
             with suppress(StorageError):
                 writer.close()
 
@@ -205,11 +225,11 @@ class SQLiteFile(SharedResource):
 def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process inherited from its parent process.
 
-    A forked process calls this function before it opens a database file. SQLite assumes that a
-    process still holds every file lock that was acquired through one of its connections. In a
-    forked process, however, the inherited connections hold no locks. If the inherited connections
-    stayed open, SQLite would not take locks for new connections, and other processes could delete
-    the WAL while the forked process was still using it. See
+    A forked process calls this function before it opens a database file. As long as a connection is
+    open, SQLite assumes that the process still holds the connection's file locks. A forked process
+    inherits its parent's open SQLite connections, but not the file locks of these connections. If
+    the inherited connections stayed open, SQLite would not take locks for new connections, and
+    other processes could delete the WAL while the forked process was still using it. See
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
@@ -224,9 +244,9 @@ def _close_inherited_connections(path: str) -> None:
             inherited_resources.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
             raise StorageUnavailable(
-                f"this process was forked while a thread was reading {path!r}, so the process "
-                f"cannot open {path!r}; fork when no thread is reading, or start the process "
-                "with the start method 'spawn'"
+                f"{path!r} cannot be opened in this process, because another OS thread was reading "
+                "it during the fork; fork when no thread is reading, or use the start method "
+                "'spawn'"
             )
 
 
@@ -251,6 +271,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             its tables were checked; see `untrusted_sqlite.py`. Tables are also checked if there is
             no schema.
         tables: The names of the tables that are read, if there is no schema.
+        further_scripts: The scripts of further components. If an untrusted file has their tables,
+            these tables are checked as well.
         max_value_bytes: The size of the largest value that is read from an untrusted file.
 
     Raises:
@@ -271,6 +293,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         factory: type[sqlite3.Connection] = sqlite3.Connection,
         untrusted: bool = False,
         tables: Sequence[str] = (),
+        further_scripts: Sequence[str] = (),
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
         read_only = True if untrusted else read_only
@@ -284,7 +307,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             connector = connector.with_untrusted_file_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
             check_version = partial(connector.has_tables_of_component, schema=schema)
-            table_sql = parse_component_and_common_tables(schema.script)
+            table_sql = parse_component_and_common_tables(
+                ";\n".join([schema.script, *further_scripts])
+            )
             connector = connector.with_untrusted_file_guard(
                 table_sql, max_value_bytes, check_version
             )
@@ -292,10 +317,11 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         self._schema = schema
         self._component = "" if schema is None else schema.component
         self._begin = begin
+        super().__init__()
 
     @property
     def path(self) -> str:
-        """The path, or `":memory:"`. The path is made absolute when the database is opened."""
+        """The path, or `":memory:"`. Opening the database makes the path absolute."""
         return self._connector.path
 
     @property
@@ -338,10 +364,10 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
                 # Set `deletes_rows`, so that the job may use the disk space that the reserve file
-                # occupies (see `DiskReserve`). Otherwise, a database on a full disk could not be
-                # opened in order to delete rows.
+                # occupies (see `DiskReserve`). Without this space, a database on a full disk could
+                # not be opened, and a user could not delete rows to free space.
                 file.submit_write_and_get_future(
-                    Job(self._begin, deletes_rows=True, is_async=False)
+                    Job(Future(), self._begin, deletes_rows=True)
                 ).result()
         except BaseException:
             file.decrement_user_count_and_shut_down_if_unused()
@@ -364,6 +390,15 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         if self._schema is not None:
             file.writer.add_component(self._schema)
 
+    def load_sql(self, package: str) -> NamedSQL:
+        """See `Database.load_sql`."""
+        return load_sql(package, "sqlite.sql")
+
+    def create_tables(self, schema: Schema) -> None:
+        """See `Database.create_tables`."""
+        self._connect_once().writer.add_component(schema)
+        self._add_known_component(schema)
+
     # -- writing and reading
 
     def write(
@@ -382,6 +417,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         `exclusive_names` has no effect, because SQLite has only one writer at a time.
         """
         job = Job(
+            Future(),
             make_flow,
             on_commit,
             on_rollback,
@@ -389,10 +425,12 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             own_writes,
             may_wait,
             deletes_rows,
-            is_async=False,
         )
-        file = self._connect_once()
-        if not urgent or file.refusal or not file.writer.try_to_commit_in_calling_thread(job):
+        file = self._resource or self._connect_once()
+        is_executed = (
+            urgent and not file.refusal and file.writer.try_to_commit_in_calling_thread(job)
+        )
+        if not is_executed:
             file.submit_write_and_get_future(job)
         return job.future.result()
 
@@ -407,8 +445,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
-        """See `Database.awrite`. `exclusive_names` and `urgent` have no effect."""
+        """See `Database.awrite`. In SQLite, `exclusive_names` and `urgent` have no effect."""
         job = Job(
+            asyncio.get_running_loop().create_future(),
             make_flow,
             on_commit,
             on_rollback,
@@ -416,7 +455,6 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             own_writes,
             may_wait,
             deletes_rows,
-            is_async=True,
         )
         if self._resource is None:
             return self._call_after_connecting(lambda file: file.submit_write_and_get_future(job))
@@ -426,7 +464,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         """See `Database.write_later`."""
         with suppress(StorageUnavailable):
             self._connect_once().submit_write_and_get_future(
-                Job(make_flow, component=self._component, is_async=False)
+                Job(Future(), make_flow, component=self._component)
             )
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
@@ -461,8 +499,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        VACUUM rewrites the whole SQLite file. The disk must have enough free space for a second
-        copy of the file.
+        VACUUM rewrites the whole SQLite file. Scrubbing deleted rows needs enough free disk space
+        for a second copy of the file.
         """
         return self._connect_once().writer.scrub_deleted_rows()
 
@@ -499,8 +537,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         Open the database if necessary.
         """
         file = self._connect_once()
-        # The property `writer` raises an error if the database was opened read-only, because a
-        # read-only database may have no lock file.
+        # Access the property `writer` here only to raise an error if the database was opened
+        # read-only. Named locks need a lock file, which may not exist for a read-only database.
         _ = file.writer
         return file.locks
 
@@ -521,9 +559,9 @@ class _PausableReads:
 
         Return False if reads are still in progress after `_FORK_WAIT_S` seconds.
         """
-        # To block new reads, hold the lock of the condition `_changed` until `resume` is called.
-        # `wait_for` releases the lock while it waits, so `_is_pausing` blocks new reads during that
-        # time.
+        # A new read must acquire the lock of the condition `_changed`, so holding this lock blocks
+        # new reads. `wait_for` releases the lock while it waits. During this wait, the flag
+        # `_is_pausing` blocks new reads.
         self._changed.acquire()
         self._is_pausing = True
         was_idle = self._changed.wait_for(lambda: self._active_reads == 0, _FORK_WAIT_S)
@@ -537,7 +575,7 @@ class _PausableReads:
 
 
 class Readers(_PausableReads):
-    """Manages the connections for reads that run in the calling thread."""
+    """Manages the connections for blocking reads, which run in the caller's OS thread."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__()
@@ -564,7 +602,7 @@ class Readers(_PausableReads):
             conn = conn or self._connector.open_reader()
             yield conn
         finally:
-            is_usable = conn is not None and _roll_back_or_close(conn)
+            is_usable = conn is not None and _try_to_roll_back_else_close(conn)
             with self._changed:
                 if conn is not None and is_usable:
                     self._idle_connections.append(conn)
@@ -584,7 +622,7 @@ class Readers(_PausableReads):
                 self._idle_connections.pop().close()
 
 
-def _roll_back_or_close(conn: sqlite3.Connection) -> bool:
+def _try_to_roll_back_else_close(conn: sqlite3.Connection) -> bool:
     """Roll back the transaction of a connection, or close the connection if that fails.
 
     Returns:
@@ -613,12 +651,14 @@ class _AsyncConnection(NamedTuple):
 class AsyncReaders(_PausableReads):
     """Reads the database for coroutines, using aiosqlite connections in a separate event loop.
 
-    Each aiosqlite connection has its own thread, which delivers results to the event loop that
-    awaits the statement. A connection's thread terminates with an error if it tries to deliver a
-    result to a closed event loop. The caller's event loop may already be closed, for example after
-    a task was cancelled. To keep the threads of the connections alive, all statements are awaited
-    in a separate event loop and are never cancelled, and `close` waits for all reads to finish. All
-    threads are daemon threads, so that a process can exit without closing its database.
+    Each aiosqlite connection has its own OS thread, which delivers results to the event loop that
+    awaits the statement. A connection's OS thread terminates with an error if it tries to deliver a
+    result to a closed event loop. When a result is ready, the event loop of the coroutine that
+    requested the read may already be closed, for example after a task was cancelled. Delivering a
+    result to a closed event loop would raise an exception and terminate the connection's OS thread.
+    All statements are therefore awaited in a separate event loop, and are never cancelled. `close`
+    waits until all reads are finished. All threads are daemon threads, so that a process can exit
+    without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -631,7 +671,7 @@ class AsyncReaders(_PausableReads):
 
     def submit(self, flow: Flow[T], *, snapshot: bool) -> Awaitable[T]:
         """Run a flow on behalf of a coroutine, and return a future for its result."""
-        promise: Promise[T] = Promise(is_async=True)
+        promise: Promise[T] = Promise(asyncio.get_running_loop().create_future())
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -643,7 +683,10 @@ class AsyncReaders(_PausableReads):
         return promise.future  # type: ignore[return-value]
 
     async def _run_read(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
-        """Run a flow as soon as a read slot is free, and deliver the result."""
+        """Run a read-only flow as soon as fewer than `_MAX_ASYNC_READS` reads are in progress.
+
+        The result or the error is delivered to the coroutine that awaits `promise.future`.
+        """
         async with self._read_slots:
             if not promise.start_unless_cancelled():
                 return
@@ -657,7 +700,9 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _register_read_during_block(self) -> AsyncIterator[None]:
-        """Wait until no fork is pending, then register a read for the duration of the `with` block.
+        """Increase the number of active reads by 1 until the end of the `with` block.
+
+        If the process is about to fork, the read is registered only after the fork.
 
         Waiting for a fork must not block the event loop, because reads in progress need the same
         event loop in order to finish.

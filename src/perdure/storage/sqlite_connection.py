@@ -6,29 +6,30 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from perdure.errors import (
     ConfigurationError,
-    CorruptRecord,
     NotADatabase,
     StorageError,
-    StorageFull,
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
 from perdure.storage.database import (
     SCHEMA_VERSION,
+    SELECT_COMPONENT_SQL,
     Schema,
     build_error_for_prerelease_database,
     split_script,
 )
 from perdure.storage.flow import GuardedRequest, GuardFailed, Request, T
 from perdure.storage.locks import file_lock
+from perdure.storage.sqlite_errors import convert_os_error_to_storage_error, is_disk_full
 from perdure.storage.untrusted_sqlite import (
     TableSQL,
     UntrustedConnection,
@@ -38,7 +39,8 @@ from perdure.storage.untrusted_sqlite import (
 )
 
 Synchronous = Literal["full", "normal"]
-# Default value of the `synchronous` argument; see docs/decisions/0004
+# Default value of the `synchronous` argument. With this value, committed writes survive a power
+# failure; see docs/decisions/0004
 DURABLE: Final[Synchronous] = "full"
 MEMORY: Final = ":memory:"
 # Value of SQLite's pragma `application_id`, the text "perd" in ASCII; see
@@ -71,30 +73,13 @@ https://sqlite.org/wal.html#walresetbug
 # Value of SQLite's pragma `auto_vacuum` that allows incremental vacuuming; see
 # https://sqlite.org/pragma.html#pragma_auto_vacuum
 _INCREMENTAL = 2
-_ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
-    "SQLITE_BUSY": (StorageUnavailable, "another process is writing to the database; try again"),
-    "SQLITE_LOCKED": (StorageUnavailable, "the database is locked within this process; try again"),
-    "SQLITE_FULL": (
-        StorageFull,
-        "the disk is full; nothing was partly written; free disk space and retry",
-    ),
-    "SQLITE_IOERR_SHMSIZE": (StorageFull, "the disk is full; free disk space and retry"),
-    "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
-    "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or is truncated"),
-    "SQLITE_READONLY": (
-        StorageError,
-        "the file or its folder is not writable; check the permissions",
-    ),
-    "SQLITE_CANTOPEN": (StorageError, "the file cannot be opened; check the folder and the file"),
-    "SQLITE_IOERR": (StorageError, "the disk failed, or the file is truncated; check the disk"),
-}
 
 
 class DiskReserve:
     """A file that reserves disk space, so that rows can still be deleted when the disk is full.
 
     Deleting rows requires disk space before the database can shrink, because SQLite first writes
-    the changed pages to the WAL, and only later moves them into the file. Without the reserve,
+    the changed pages to the WAL, and only later moves them into the file. Without the reserve file,
     nothing could be deleted once the disk is full.
 
     Args:
@@ -103,14 +88,21 @@ class DiskReserve:
 
     def __init__(self, database: str) -> None:
         self._path = "" if database == MEMORY else database + "-reserve"
+        self._lock = threading.Lock()
+        self._release_count = 0
 
     def create_or_remove_as_needed(self) -> None:
-        """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
+        """Create or remove the reserve file, depending on the free disk space.
+
+        The reserve file occupies disk space that can be released when the disk is full. If the disk
+        is nearly full, create the reserve file, which perdure can remove later to free disk space.
+        Remove it if there is ample space.
 
         If the full-size reserve file does not fit on the disk, it is made as large as possible.
-        File system errors are ignored, because the next call to this method tries again.
+        File system errors are ignored, because the next call of `create_or_remove_as_needed` tries
+        again. Nothing happens while the reserved disk space is released.
         """
-        if not self._path:
+        if not self._path or self._release_count:
             return
         with contextlib.suppress(OSError):
             free_bytes = shutil.disk_usage(os.path.dirname(self._path)).free
@@ -136,17 +128,25 @@ class DiskReserve:
 
     @contextlib.contextmanager
     def release_during_block(self) -> Iterator[None]:
-        """Release the reserved disk space during the `with` block, then reserve it again."""
+        """Release the reserved disk space during the `with` block, then reserve it again.
+
+        Blocks may be nested, and several OS threads may enter blocks at the same time. The disk
+        space is reserved again at the end of the last block.
+        """
+        with self._lock:
+            self._release_count += 1
         self._remove_reserve_file()
         try:
             yield
         finally:
+            with self._lock:
+                self._release_count -= 1
             self.create_or_remove_as_needed()
 
     def retry_with_reserve_if_disk_is_full(self, work: Callable[[], T]) -> T:
         """Call `work`, and return its result.
 
-        If the disk is full, delete the reserve file and call `work` again.
+        If `work` fails because the disk is full, delete the reserve file and call `work` again.
         """
         try:
             return work()
@@ -166,7 +166,7 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    # Checks an untrusted file and limits reads from it. None if the file is trusted
+    # Guard that checks an untrusted file and limits reads from it, or None if the file is trusted
     guard: UntrustedFileGuard | None = None
 
     def with_untrusted_file_guard(
@@ -183,7 +183,7 @@ class Connector:
             self, guard=UntrustedFileGuard(self.path, tables, max_value_bytes, check_version)
         )
 
-    @property
+    @cached_property
     def is_on_disk(self) -> bool:
         """Whether the database is a file, which other processes can also open."""
         return self.path != MEMORY
@@ -201,7 +201,7 @@ class Connector:
             return status and (status.st_dev, status.st_ino)
         return None
 
-    @property
+    @cached_property
     def reserve(self) -> DiskReserve:
         """The disk space that is reserved for deletions."""
         return DiskReserve(self.path)
@@ -241,8 +241,10 @@ class Connector:
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open the writing connection, and create the tables of a component.
 
-        If the disk is full, the reserved disk space is used. Otherwise, the database could not be
-        opened in order to delete rows and free space.
+        If the disk is full, the disk space reserved by the reserve file is used to open the
+        database. If the disk were full and there were no reserve file to delete, the database could
+        not be opened. Users must be able to open the database on a full disk, because they may want
+        to free disk space by deleting rows.
         """
         conn = self.reserve.retry_with_reserve_if_disk_is_full(
             partial(self._open_first_writer, schema)
@@ -262,9 +264,9 @@ class Connector:
                     # written.
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        # SQLite ignored the setting because another program had already written the
-                        # first page of the empty database. VACUUM rewrites the database with the
-                        # new setting.
+                        # SQLite ignored the setting of `auto_vacuum` because another program had
+                        # already written the first page of the empty database. VACUUM rewrites the
+                        # database with the new value of `auto_vacuum`.
                         conn.execute("VACUUM")
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
@@ -307,7 +309,8 @@ class Connector:
             conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
-            # If the disk is full, SQLite has already rolled back the transaction.
+            # Roll back only if the transaction is still open. If the disk is full, SQLite has
+            # already rolled it back.
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
             raise
@@ -341,13 +344,11 @@ class Connector:
                 f"{name!r} in {self.path!r} is a view or a virtual table, not a regular table; "
                 "expected a file that perdure created"
             )
-        sql = "SELECT version, script_hash FROM schemas WHERE component = ?"
-        return schema.has_tables_of_this_version(
-            conn.execute(sql, (schema.component,)).fetchall(), self.path
-        )
+        rows = conn.execute(SELECT_COMPONENT_SQL, (schema.component,)).fetchall()
+        return schema.has_tables_of_this_version(rows, self.path)
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
-        """Return True for a perdure database and False for an empty database.
+        """Return True for a perdure database, or False for an empty database without tables.
 
         Raises:
             NotADatabase: The database belongs to another application.
@@ -390,11 +391,16 @@ class Connector:
                 f"another process has held a lock on {path!r} for {wait_s} s; try again"
             ) from exc
         except OSError as exc:
-            raise _convert_os_error_to_storage_error(exc, path) from exc
+            raise convert_os_error_to_storage_error(exc, path) from exc
 
     @contextlib.contextmanager
     def check_file_and_limit_reads_during_block(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Check an untrusted file, then limit reads on the connection during the `with` block.
+        """Check that an untrusted file is safe to read, and limit the CPU work for reading it.
+
+        The limit applies to all reads in the `with` block together.
+
+        The check covers the SQL definitions (the schema) of the file's tables, and the database
+        pages that the tables use. The limit is a maximum number of SQLite virtual machine steps.
 
         A trusted file is not checked, and reads from it are not limited.
         """
@@ -411,8 +417,9 @@ class Connector:
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            # The usual reason is that the folder is not writable, so that SQLite cannot create the
-            # `-shm` file. Without a WAL, the file can be opened as immutable instead.
+            # If a database cannot be opened for reading, the usual reason is that its folder is not
+            # writable, so that SQLite cannot create the `-shm` file. If the database has no WAL, it
+            # can be opened with the option `immutable` instead.
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
@@ -431,7 +438,7 @@ class Connector:
 def parse_component_and_common_tables(component_script: str) -> dict[str, TableSQL]:
     """Return a dict that maps each table name of a component to the table's SQL.
 
-    The dict also contains the tables that are shared by all components.
+    The returned dict contains the component's own tables and the tables shared by all components.
     """
     return read_tables(_COMMON_TABLES + component_script)
 
@@ -439,7 +446,7 @@ def parse_component_and_common_tables(component_script: str) -> dict[str, TableS
 def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
     """Execute a request yielded by a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
-        return _execute_guarded_request(conn, request)
+        return _execute_statements_if_guard_succeeds(conn, request)
     if isinstance(request, list):
         return list(map(partial(execute_flow_request, conn), request))
     sql, params, execute_many = request
@@ -449,7 +456,9 @@ def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
     return conn.execute(sql, params).fetchall()
 
 
-def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
+def _execute_statements_if_guard_succeeds(
+    conn: sqlite3.Connection, statements: GuardedRequest
+) -> list[Any]:
     """Execute a `GuardedRequest`, and return the rows that its first statement returned.
 
     Raises:
@@ -460,7 +469,8 @@ def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedReques
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    # The usual cause is that the guard statement tried to insert a row whose key already exists.
+    # Raise `GuardFailed` if the guard statement violates a constraint. Usually, the guard statement
+    # has tried to insert a row whose key already exists.
     except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
     # A statement without a RETURNING clause returns no rows, only the number of rows that it
@@ -473,7 +483,7 @@ def _execute_guarded_request(conn: sqlite3.Connection, statements: GuardedReques
 
 
 def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
-    """Return a path as a string, without accessing the disk.
+    """Check that a database path is valid, and return it as a string, without accessing the disk.
 
     Raises:
         ConfigurationError: The path is not a possible path of a file.
@@ -503,8 +513,8 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
 def check_path_can_be_database(path: str, read_only: bool) -> None:
     """Raise an error if a path cannot be used as a database.
 
-    Call this function before SQLite opens the file. Without `read_only`, the lock file next to the
-    database is created, to check that the folder is writable.
+    This function must be called before SQLite opens the file. Unless `read_only` is set, the
+    function creates the lock file next to the database, to check that the folder is writable.
 
     Raises:
         ConfigurationError: The folder does not exist, or with `read_only` the file does not exist.
@@ -547,55 +557,8 @@ def _check_sqlite_header(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise _convert_os_error_to_storage_error(exc, path) from exc
+        raise convert_os_error_to_storage_error(exc, path) from exc
     if header and header != b"SQLite format 3\0":
         raise NotADatabase(
             f"{path!r} begins with {header!r}, so it is not an SQLite database; pass another path"
         )
-
-
-def _convert_os_error_to_storage_error(exc: OSError, path: str) -> StorageError:
-    return StorageError(
-        f"{path!r} cannot be used ({exc.strerror}); check the path, and the permissions of the "
-        "file and its folder"
-    )
-
-
-@contextlib.contextmanager
-def convert_sqlite_errors(database_path: str) -> Iterator[None]:
-    """Convert sqlite3 errors to `StorageError`, with the path in the message."""
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as exc:
-        error = translate_error(exc, database_path)
-        if error is exc:
-            raise
-        raise error from exc
-
-
-def translate_error(exc: BaseException, path: str) -> BaseException:
-    """Convert an sqlite3 error to a `StorageError`. Other errors are returned unchanged."""
-    if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
-        error: StorageError = StorageUnavailable(f"the database {path!r} is closed")
-    elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
-        error = _build_storage_error(exc, path)
-    # The sqlite3 module could not decode SQLite's error message.
-    elif isinstance(exc, UnicodeDecodeError):
-        error = CorruptRecord(f"database {path!r}: {exc}; {_ERRORS_BY_PREFIX['SQLITE_CORRUPT'][1]}")
-    else:
-        return exc
-    error.__cause__ = exc
-    return error
-
-
-def is_disk_full(exc: sqlite3.Error) -> bool:
-    """Return whether a statement failed because the disk is full."""
-    return isinstance(_build_storage_error(exc, ""), StorageFull)
-
-
-def _build_storage_error(exc: sqlite3.Error, path: str) -> StorageError:
-    name = getattr(exc, "sqlite_errorname", "") or ""
-    for prefix, (kind, advice) in _ERRORS_BY_PREFIX.items():
-        if name.startswith(prefix):
-            return kind(f"database {path!r}: {exc} ({name}); {advice}")
-    return StorageError(f"database {path!r}: {exc} {name}".rstrip())

@@ -1,11 +1,13 @@
-"""The writing connection of an SQLite file, and the thread that commits the process's writes.
+"""The writing connection of an SQLite file, and the OS thread that commits most writes.
 
 A write is submitted as a job. All jobs that are waiting in the queue are committed in one
-transaction. The writer also limits the size of the WAL and returns free pages to the file system.
-SQLite before 3.51.3 can damage a database if several connections write and checkpoint the WAL at
-the same time (https://sqlite.org/wal.html#walresetbug). With SQLite versions before 3.51.3, only
-the writing connection checkpoints the WAL, while holding an inter-process lock. With SQLite 3.51.3
-or later, perdure relies on SQLite's automatic WAL checkpoints.
+transaction. The OS thread of a blocking caller commits an urgent job itself, if the connection is
+free and no jobs are queued. In addition to committing writes, the writer limits the size of the WAL
+and returns free pages to the file system. SQLite before 3.51.3 can damage a database if several
+connections write and checkpoint the WAL at the same time (https://sqlite.org/wal.html#walresetbug).
+With SQLite versions before 3.51.3, only the writing connection checkpoints the WAL, while holding
+an inter-process lock. With SQLite 3.51.3 or later, perdure relies on SQLite's automatic WAL
+checkpoints.
 """
 
 from __future__ import annotations
@@ -18,23 +20,26 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
 from perdure.storage import sqlite_connection
-from perdure.storage.database import GROUP_WAIT_S, Job, OwnWrites, Schema, WriteCounts
-from perdure.storage.flow import GuardedRequest, GuardFailed, run_flow
-from perdure.storage.sqlite_connection import (
-    WAL_LIMIT_BYTES,
-    Connector,
-    convert_sqlite_errors,
-    execute_flow_request,
-    is_disk_full,
-    translate_error,
+from perdure.storage.database import GROUP_WAIT_S, Schema
+from perdure.storage.flow import (
+    GuardedRequest,
+    GuardFailed,
+    Job,
+    OwnWrites,
+    Promise,
+    WriteCounts,
+    resolve_futures_in_their_threads,
+    run_flow,
 )
-from perdure.storage.threads import Promise, resolve_futures_in_their_threads
+from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES, Connector, execute_flow_request
+from perdure.storage.sqlite_errors import convert_sqlite_errors, is_disk_full, translate_error
 
 _log = logging.getLogger("perdure")
 
@@ -58,20 +63,21 @@ _SCRUB_WAIT_S: Final = 5.0
 # Number of pages that one step of an incremental vacuum frees when the disk is full. The pages that
 # a step writes to the WAL must fit into the space freed by deleting the reserve file.
 _FULL_DISK_VACUUM_PAGES: Final = 64
-# Number of pages that one step of an incremental vacuum frees. A small number keeps the delay for
-# writers short.
+# Number of pages that one step of an incremental vacuum frees. Writers wait while a step runs, so a
+# small number keeps their delay short.
 _VACUUM_PAGES: Final = 512
 
 
+@dataclass(slots=True, eq=False)
 class _WriteCountRequest(Promise[WriteCounts | None]):
-    """A coroutine's request for the counts that `count_writes_except_own` returns."""
+    """A coroutine's queued request to count the writes that other writers have made.
 
-    __slots__ = ("component", "own_writes")
+    See `SQLiteWriter.count_writes_except_own`.
+    """
 
-    def __init__(self, component: str, own_writes: OwnWrites) -> None:
-        super().__init__(is_async=True)
-        self.component, self.own_writes = component, own_writes
-        self.result = None
+    component: str
+    own_writes: OwnWrites
+    result: WriteCounts | None = field(default=None, init=False)
 
 
 class SQLiteWriter:
@@ -86,12 +92,13 @@ class SQLiteWriter:
 
     Attributes:
         lock: A lock that is held while the connection is in use.
-        put: A method that submits a job.
+        submit: A method that submits a job.
     """
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # True while a thread uses the connection for anything except counting the writes by others
+        # True while an OS thread uses the connection. The brief use by `count_writes_except_own`
+        # does not set this flag
         self._is_connection_in_use = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -99,20 +106,21 @@ class SQLiteWriter:
             connector.read_file_identity(),
             time.monotonic(),
         )
-        self._is_broken = False  # Whether the connection was closed after an error
+        # Whether the writing connection was closed after an error and must be reopened
+        self._is_broken = False
         self._closed = False
         self._data_version = -1  # The last value of `PRAGMA data_version`
-        # Number of times that a new value of `PRAGMA data_version` was seen. SQLite changes the
+        # Number of times that `PRAGMA data_version` was found to have changed. SQLite changes the
         # value when another connection modifies the database.
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._write_count_requests: deque[_WriteCountRequest] = deque()
         self._is_vacuuming = False
-        # Size of the WAL in bytes after the last attempt to checkpoint it
+        # Size of the WAL in bytes, measured after the last attempt to checkpoint the WAL
         self._last_wal_bytes = 0
         # Queue of submitted jobs. The value None tells the writing thread to stop.
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self.put = self._queue.put
+        self.submit = self._queue.put
         self._thread = threading.Thread(
             target=self._commit_jobs_until_stop_signal, name="perdure-write", daemon=True
         )
@@ -120,7 +128,10 @@ class SQLiteWriter:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The writing connection. After a fork, the child process must close it."""
+        """The writing connection.
+
+        A forked child process must close the writing connection that it inherits.
+        """
         return self._conn
 
     def _commit_jobs_until_stop_signal(self) -> None:
@@ -129,11 +140,15 @@ class SQLiteWriter:
         while more:
             jobs, more = self._collect_jobs_and_whether_more_may_follow()
             if jobs:
-                with self._hold_connection_lock():
-                    self._commit_jobs(jobs)
-                    self._free_pages_and_empty_wal()
-                # Answer the write-count requests that were queued too late to be answered by
-                # `_commit_jobs`.
+                with self.lock:
+                    self._is_connection_in_use = True
+                    try:
+                        self._commit_jobs(jobs)
+                        self._free_pages_and_empty_wal()
+                    finally:
+                        self._is_connection_in_use = False
+                # A coroutine may have queued a request for the number of writes after
+                # `_commit_jobs` had answered the earlier requests. Answer such late requests now.
                 while self._write_count_requests:
                     with self._hold_connection_lock():
                         resolve_futures_in_their_threads(
@@ -144,7 +159,9 @@ class SQLiteWriter:
             del jobs
 
     def try_to_commit_in_calling_thread(self, job: Job[Any]) -> bool:
-        """Commit a job in the calling thread if the connection is free and no jobs are queued.
+        """Try to run a job in the calling OS thread, and commit its transaction.
+
+        The job is run only if the connection is free and no jobs are queued.
 
         Returns:
             Whether the job was executed, with success or not. If it was not executed, the caller
@@ -154,9 +171,9 @@ class SQLiteWriter:
             return False
         self._is_connection_in_use = True
         try:
-            if self._closed or not job.start_unless_cancelled():
+            if self._closed or job.future.cancelled():
                 return False
-            if not self._commit_single_statement(job):
+            if not self._try_to_commit_single_statement(job):
                 self._commit_jobs([job])
             self._free_pages_and_empty_wal()
             return True
@@ -164,14 +181,16 @@ class SQLiteWriter:
             self._is_connection_in_use = False
             self.lock.release()
 
-    def _commit_single_statement(self, job: Job[Any]) -> bool:
+    def _try_to_commit_single_statement(self, job: Job[Any]) -> bool:
         """Commit a job in autocommit mode if it consists of a single guard statement.
 
         Python releases the global interpreter lock (GIL) during each call to SQLite. After each
-        call, the calling thread may have to wait up to 5 ms (`sys.getswitchinterval`) until another
-        thread releases the GIL. A transaction with BEGIN and COMMIT needs four SQLite calls. In
-        autocommit mode, a single statement needs only one SQLite call. By the time the calling
-        thread has to wait for the GIL, the statement has already been committed.
+        call to SQLite, the calling thread may have to wait up to 5 ms (`sys.getswitchinterval`)
+        until another thread releases the GIL. A transaction with BEGIN and COMMIT needs four SQLite
+        calls. In autocommit mode, a single statement needs only one SQLite call, because SQLite
+        commits it by itself. After the SQLite call, the calling OS thread might have to wait until
+        the GIL is free. When the calling thread starts to wait for the GIL, SQLite has already
+        committed the statement.
 
         Returns:
             True if the job was committed. False if nothing was written, because the job needs more
@@ -194,25 +213,25 @@ class SQLiteWriter:
             flow.send(rows)
         except StopIteration as stop:
             job.result = stop.value
-        self._count_commit_for_component_of_each_job([job])
-        job.finish_with_commit()
-        resolve_futures_in_their_threads([job, *self._take_and_answer_write_count_requests()])
+        self._finish_committed_jobs([job])
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs, and return them with a flag that says whether more jobs may follow.
+        """Wait for queued jobs. Return the jobs, and whether more jobs may be queued later.
 
-        If all collected jobs may wait, also wait up to `GROUP_WAIT_S` seconds for further jobs. The
-        flag is False after the stop signal.
+        If every collected job has `may_wait` set, also wait up to `GROUP_WAIT_S` seconds for
+        further jobs. The returned bool is False after the stop signal has been received.
         """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
+        may_all_wait = True
         job = queue.get()
         while job is not None:
-            if job.start_unless_cancelled():
+            if not job.future.cancelled():
                 jobs.append(job)
+                may_all_wait = may_all_wait and job.may_wait
             if not queue.empty():
                 job = queue.get()
-            elif jobs and all(job.may_wait for job in jobs):
+            elif jobs and may_all_wait:
                 now = time.monotonic()
                 deadline = deadline or now + GROUP_WAIT_S
                 try:
@@ -226,10 +245,12 @@ class SQLiteWriter:
     def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
         """Run jobs in one transaction.
 
-        If one of several jobs fails, or if the disk is full, each job is run in a transaction of
-        its own. If a job that deletes rows then fails because the disk is full, the reserved disk
-        space is released and the job is retried. If the transaction cannot begin or be committed
-        for another reason, all jobs fail.
+        If several jobs share a transaction, and one of the jobs fails or the disk is full, the
+        transaction is rolled back. Each job is then run again in a transaction of its own. If a
+        transaction consists of a single job that deletes rows, and the transaction fails because
+        the disk is full, the reserved disk space is released. The job is then run once more. All
+        jobs fail if an error other than a full disk prevents the transaction from beginning or from
+        being committed.
         """
         running: Job[Any] | None = None
         try:
@@ -258,10 +279,7 @@ class SQLiteWriter:
             else:
                 self._fail_jobs(jobs, error)
         else:
-            self._count_commit_for_component_of_each_job(jobs)
-            for job in jobs:
-                job.finish_with_commit()
-            resolve_futures_in_their_threads([*jobs, *self._take_and_answer_write_count_requests()])
+            self._finish_committed_jobs(jobs)
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
@@ -269,29 +287,41 @@ class SQLiteWriter:
             job.finish_with_error(error)
         resolve_futures_in_their_threads([*jobs, *self._take_and_answer_write_count_requests()])
 
-    def _count_commit_for_component_of_each_job(self, jobs: list[Job[Any]]) -> None:
-        """Increment the commit count of each job's component, and update the job's `own_writes`."""
+    def _finish_committed_jobs(self, jobs: list[Job[Any]]) -> None:
+        """Count the commits of jobs, call the jobs' commit callbacks, and resolve their futures.
+
+        The commit count of each job's component is incremented, and the job's `own_writes` is
+        updated, before the first callback is called. Queued requests for write counts are answered
+        as well.
+        """
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.own_writes is not None:
                 job.own_writes.commit_count += 1
-                job.own_writes.writes_by_others = (
+                job.own_writes.write_counts_except_own = (
                     self._foreign_changes,
                     commits - job.own_writes.commit_count,
                 )
+        for job in jobs:
+            job.call_commit_callback()
+        has_requests = bool(self._write_count_requests)
+        requests = self._take_and_answer_write_count_requests() if has_requests else []
+        resolve_futures_in_their_threads([*jobs, *requests])
 
     def _take_and_answer_write_count_requests(self) -> list[_WriteCountRequest]:
-        """Take all write-count requests from the queue, set their results, and return the requests.
+        """Set the results of all queued write-count requests, and return the requests.
+
+        A write-count request asks how many writes other writers have made.
 
         Each request is removed from the queue before its result is set, because a coroutine that
-        stops waiting may concurrently remove its own request. If the writes cannot be counted, the
-        error is ignored, and the result of the request is None.
+        stops waiting may concurrently remove its own request. If counting the writes fails, no
+        error is raised. The result of each request whose writes could not be counted is None.
         """
         requests: list[_WriteCountRequest] = []
         with suppress(IndexError):
             while True:
                 requests.append(self._write_count_requests.popleft())
-        # If counting the writes fails, the results of the remaining requests stay None.
+        # If counting the writes fails, the result of each remaining request is None.
         with suppress(Exception):
             if requests:
                 self._count_change_by_other_connection_if_any()
@@ -304,7 +334,8 @@ class SQLiteWriter:
     def _check_file_was_not_replaced(self) -> None:
         """Check that the path still refers to the file that was opened.
 
-        Also create or remove the reserve file, because this method is called regularly.
+        Create or remove the reserve file here, because this method is called regularly and the free
+        disk space must be checked regularly.
 
         Raises:
             StorageUnavailable: The file was moved, deleted or replaced.
@@ -312,8 +343,8 @@ class SQLiteWriter:
         if self._connector.read_file_identity() != self._file_identity:
             raise StorageUnavailable(
                 f"the file at {self._connector.path!r} was moved, deleted or replaced while the "
-                "database was open; close the database and open it again, and replace a file only "
-                "while no process has it open"
+                "database was open. Close the database and open it again. Replace a database file "
+                "only while no process has it open"
             )
         self._file_checked_at = time.monotonic()
         self._connector.reserve.create_or_remove_as_needed()
@@ -331,18 +362,21 @@ class SQLiteWriter:
     def _build_counts_of_writes_except_own(
         self, component: str, own_writes: OwnWrites
     ) -> WriteCounts:
-        """Return two counts, to detect writes by anyone other than the owner of `own_writes`.
+        """Return two counts of writes, one for other connections and one for this connection.
 
-        The first count is incremented when another connection is found to have changed the file.
-        The second count is the number of writes to the component's tables that this process has
-        committed, excluding the writes of the owner of `own_writes`.
+        The writes that the caller counts in `own_writes` are excluded.
+
+        The first number says how often a change by another connection was detected. The second
+        number counts the transactions that this process has committed for `component`. Transactions
+        that `own_writes` counts are not included.
         """
         return self._foreign_changes, self._commit_counts[component] - own_writes.commit_count
 
     def count_writes_except_own(self, component: str, own_writes: OwnWrites) -> WriteCounts | None:
         """See `Database.count_writes_except_own`.
 
-        The method returns None while the writing connection is in use.
+        If the writing connection is in use, `count_writes_except_own` returns None instead of
+        waiting.
         """
         if not self.lock.acquire(blocking=False) and (
             self._is_connection_in_use or not self.lock.acquire(timeout=_COUNT_LOCK_WAIT_S)
@@ -351,8 +385,8 @@ class SQLiteWriter:
         try:
             self._count_change_by_other_connection_if_any()
             return self._build_counts_of_writes_except_own(component, own_writes)
-        # Counting the writes can fail because the connection is broken, or because a test tool
-        # blocks SQL that runs on the event loop.
+        # Return None if counting the writes fails. It can fail because the connection is broken, or
+        # because a test tool blocks SQL that runs on the event loop.
         except Exception:
             return None
         finally:
@@ -363,33 +397,37 @@ class SQLiteWriter:
     ) -> WriteCounts | None:
         """See `Database.wait_and_count_writes_except_own`.
 
-        If the writing connection is in use, the coroutine queues a request. The thread that is
-        using the connection then counts the writes and sets the request's result.
+        If the writing connection is in use, the coroutine waits until the OS thread that uses the
+        connection has counted the writes.
         """
-        request = _WriteCountRequest(component, own_writes)
+        future = asyncio.get_running_loop().create_future()
+        request = _WriteCountRequest(future, component, own_writes)
         self._write_count_requests.append(request)
         try:
-            # The connection may have become free just before the request was queued.
-            writes_by_others = self.count_writes_except_own(component, own_writes)
-            if writes_by_others is not None:
-                return writes_by_others
+            # First, try to count the writes in this coroutine. If the writing connection became
+            # free before the request was queued, no OS thread will answer the request.
+            write_counts_except_own = self.count_writes_except_own(component, own_writes)
+            if write_counts_except_own is not None:
+                return write_counts_except_own
             timeout = asyncio.get_running_loop().call_later(
                 WRITE_COUNT_WAIT_S, resolve_futures_in_their_threads, [request]
             )
             try:
-                return await request.future  # type: ignore[misc,no-any-return]
+                return await future  # type: ignore[no-any-return]
             finally:
                 timeout.cancel()
         finally:
-            # The request is no longer in the queue if the thread using the connection has already
-            # taken it.
+            # `remove` raises ValueError if the answering thread has already removed the request
+            # from the queue. `remove` raises IndexError if the answering thread changes the queue
+            # at the same time.
             with suppress(ValueError, IndexError):
                 self._write_count_requests.remove(request)
 
     def _roll_back(self) -> None:
         """Roll back the current transaction, or close the connection if the rollback fails.
 
-        If the transaction stayed open, a later commit could include part of a failed job.
+        After a failed job, an open transaction must not remain, because a later commit would
+        include its changes.
         """
         try:
             if self._conn.in_transaction:
@@ -407,7 +445,7 @@ class SQLiteWriter:
 
     @contextmanager
     def _hold_connection_lock(self) -> Iterator[None]:
-        """Hold the lock of the writing connection, and mark the connection as in use."""
+        """Hold the connection's lock and mark the connection as in use during the `with` block."""
         with self.lock:
             self._is_connection_in_use = True
             try:
@@ -419,7 +457,7 @@ class SQLiteWriter:
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
         """Give the `with` block exclusive use of the writing connection.
 
-        Use this method for work that is not submitted as a job.
+        `lend_connection` is meant for work that is not submitted to the job queue.
         """
         with self._hold_connection_lock(), convert_sqlite_errors(self._connector.path):
             try:
@@ -429,7 +467,7 @@ class SQLiteWriter:
                 raise
 
     def add_component(self, schema: Schema) -> None:
-        """Create the tables of another component in the open file, if they do not exist yet."""
+        """Create the tables of `schema` in the open database file, if they do not exist yet."""
         with self.lend_connection() as conn:
             self._connector.add_component(conn, schema)
 
@@ -438,13 +476,13 @@ class SQLiteWriter:
     def _free_pages_and_empty_wal(self) -> None:
         """Perform one step of a vacuum in progress, and truncate the WAL if it has grown too large.
 
-        Errors are ignored. A vacuum whose step fails ends. If the WAL cannot be truncated now,
-        truncation is retried after a later commit.
+        Errors are ignored. A vacuum whose step fails ends. If truncating the WAL fails, for example
+        because it is being read, truncation is retried after a later commit.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
-                # `more` stays False if the step fails, so that a failing vacuum stops instead of
-                # being retried forever.
+                # If the vacuum step raises an error, the variable `more` stays False. A failing
+                # vacuum therefore stops instead of being retried forever.
                 more = False
                 try:
                     more = self._free_some_pages_and_check_if_more_remain()
@@ -458,7 +496,8 @@ class SQLiteWriter:
     def _free_some_pages_and_check_if_more_remain(self) -> bool:
         """Free some unused pages of the file, and return whether unused pages remain.
 
-        If the disk is full, release the reserved disk space and free all unused pages at once.
+        If the disk is full, release the reserved disk space. Then try to free all unused pages
+        during this call, in several small steps.
         """
         try:
             return _free_pages_and_check_if_more_remain(self._conn, _VACUUM_PAGES)
@@ -470,7 +509,11 @@ class SQLiteWriter:
 
     @contextmanager
     def _release_disk_reserve_during_block(self) -> Iterator[None]:
-        """Release the reserved disk space during the `with` block, then shrink the database file.
+        """Delete the reserve file to free disk space for the `with` block.
+
+        At the end of the `with` block, shrink the database file. If the disk is still nearly full
+        after that, create the reserve file again, so that its disk space can be released again
+        later.
 
         During the `with` block, SQLite overwrites deleted rows only where this requires no
         additional page writes, so that deletions need less disk space. The caller must request a
@@ -496,8 +539,9 @@ class SQLiteWriter:
     def _empty_wal_if_possible(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
         """Checkpoint the WAL into the database file, and return whether the WAL is now empty.
 
-        If the database file cannot grow because the disk is full, the reserved disk space is
-        released. Truncating the WAL frees enough disk space to recreate the reserve file.
+        If the database file cannot grow because the disk is full, the reserve file is deleted to
+        free disk space. After the checkpoint, truncating the WAL frees enough disk space to
+        recreate the reserve file.
         """
         if not self._connector.is_on_disk:
             return True
@@ -508,9 +552,9 @@ class SQLiteWriter:
     def _move_wal_into_file_if_possible(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         """Checkpoint the WAL while other processes are locked out.
 
-        Return whether the WAL is empty afterwards. The WAL is not emptied if another connection is
-        still reading it, or if another process holds the inter-process lock for longer than
-        `wait_s` seconds.
+        The result is True if the WAL is empty after the checkpoint. The WAL is not truncated if
+        another connection is still reading it, or if another process holds the inter-process lock
+        for longer than `wait_s` seconds.
         """
         is_moved = False
         try:
@@ -519,7 +563,8 @@ class SQLiteWriter:
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 is_moved = not busy
         except StorageUnavailable:
-            # Another process holds the lock, so the next commit will retry the checkpoint.
+            # Another process holds the inter-process lock, so the WAL cannot be checkpointed now. A
+            # later commit will retry the checkpoint.
             pass
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
@@ -549,17 +594,17 @@ class SQLiteWriter:
             except sqlite3.OperationalError as exc:
                 if not is_disk_full(exc):
                     raise
-                # There is not enough disk space for a copy of the file, so free only the pages of
-                # deleted rows.
+                # VACUUM needs enough disk space for a copy of the file. If there is not enough,
+                # only free the pages of deleted rows.
                 with self._release_disk_reserve_during_block():
                     return False
             is_moved = self._empty_wal_if_possible(
                 conn, min(_SCRUB_WAIT_S, self._connector.timeout_s)
             )
             if is_moved:
-                # Delete only the request that was read above. A newer request has a different value
-                # and must stay in the table, because the VACUUM may have run before that request's
-                # rows were deleted.
+                # Delete only the scrub request that was read before the VACUUM. A newer scrub
+                # request has a different value and must stay in the table, because its rows may
+                # have been deleted after the VACUUM.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
@@ -567,8 +612,8 @@ class SQLiteWriter:
         """See `Database.release_unused_disk_space`.
 
         One step of an incremental vacuum runs after each commit, so that writers wait for at most
-        one step. Running the vacuum in a separate thread took six times as long as running one step
-        after each commit.
+        one step. Vacuum steps run in the writing thread. In a measurement, a vacuum in a separate
+        thread took six times as long as a vacuum in the writing thread.
 
         Args:
             commit_empty_job: Commits an empty job, which triggers the next vacuum step.
@@ -587,7 +632,8 @@ class SQLiteWriter:
     def close(self) -> None:
         """Close the connection.
 
-        When the last connection to a file is closed, SQLite also checkpoints the WAL.
+        If this is the last open connection to the file, SQLite checkpoints the WAL when the
+        connection is closed.
         """
         with self.lock, self._connector.hold_lock_between_processes():
             self._closed = True
@@ -600,8 +646,8 @@ def _free_pages_and_check_if_more_remain(conn: sqlite3.Connection, max_pages: in
     The result is True if this call freed pages and the file still has free pages.
     """
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `Connection.execute` would stop after one page, whereas `executescript` frees up to
-    # `max_pages` pages.
+    # Run the pragma `incremental_vacuum` with `executescript`, which frees up to `max_pages` pages.
+    # `Connection.execute` would stop after one page.
     conn.executescript(f"PRAGMA incremental_vacuum({max_pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

@@ -1,11 +1,12 @@
 """Check untrusted SQLite files, such as imported ones, and limit the resources used to read them.
 
-Whoever created an SQLite file controls what each table name refers to and how the file's pages are
-linked. If the file defines a view with the same name as a table that perdure reads, reading the
-view may never end. If the pages of a table form a cycle, reading the table may never end. To
-prevent endless reads, perdure checks the SQL of the tables and the links between their pages before
-it reads anything else from the file. The number of virtual machine steps per read and the size of
-each value are limited.
+The author of an untrusted SQLite file controls whether a name refers to a table or to a view, and
+how the file's pages are linked. If the file defines a view with the same name as a table that
+perdure reads, reading the view may never end. If the pages of a table form a cycle, reading the
+table may never end. To prevent a read that never ends, perdure first checks the SQL definitions of
+the file's tables, and the links between the pages of each table. perdure also limits the size of
+each imported value, and the number of virtual machine instructions that SQLite may execute in a
+read.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _BASE_STEPS: Final = 50_000_000
 _STEPS_PER_BYTE: Final = 32
 # Name of the table that stores the schema versions. It is checked before all other tables.
 _VERSION_TABLE: Final = "schemas"
-# Names of the tables that store search indexes. The sizes of their values are not checked, because
-# an import does not copy these tables. Searches rebuild the indexes.
+# Names of the tables that store search indexes. The sizes of the values in these tables are not
+# checked, because an import does not copy the tables. Searches in the importing database build new
+# search indexes.
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
 # Suffixes of the additional files that SQLite opens together with a database file
 _COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
@@ -73,10 +75,11 @@ class TableSQL(NamedTuple):
 
 
 def split_tokens(sql: str) -> list[str]:
-    """Split SQL into tokens. Names and keywords are converted to lower case.
+    """Split SQL into tokens. SQL names and keywords are converted to lowercase.
 
-    Whitespace and comments are dropped. SQLite adds quotation marks to a table's name when the
-    table is renamed, so quotation marks around plain names are removed.
+    Whitespace and comments are dropped. Quotation marks around plain names are removed, so that
+    equal definitions have equal tokens. SQLite adds quotation marks to a table's name when the
+    table is renamed.
     """
     tokens = []
     for match in _TOKEN.finditer(sql):
@@ -173,7 +176,7 @@ def _check_table_has_expected_sql(
 
 
 class UntrustedConnection(sqlite3.Connection):
-    """A connection that aborts a read after too many SQLite virtual machine steps.
+    """An SQLite connection that aborts a read if it takes too many virtual machine steps.
 
     Attributes:
         steps: The number of steps that the current read has taken.
@@ -219,7 +222,10 @@ class UntrustedFileGuard:
         self._are_pages_checked = False
 
     def check_regular_and_unchanged_file(self) -> None:
-        """Check that the path is a regular file that has not been replaced since the first call.
+        """Check that the path is a regular file that has not been replaced.
+
+        The file counts as replaced if its device and inode numbers differ from those at the first
+        call of `check_regular_and_unchanged_file`.
 
         Raises:
             NotADatabase: The file, or a file that SQLite opens with it, is not a regular file.
@@ -233,8 +239,8 @@ class UntrustedFileGuard:
             companion = real_path + suffix
             if os.path.lexists(companion) and not stat.S_ISREG(os.lstat(companion).st_mode):
                 raise NotADatabase(
-                    f"{self._path!r} was not read, because SQLite would also open {companion!r}, "
-                    f"which is not a regular file; remove {companion!r}"
+                    f"{self._path!r} was not read, because its journal or WAL file {companion!r} "
+                    f"is not a regular file; remove {companion!r}"
                 )
         with self._lock:
             self._identity = self._identity or (status.st_dev, status.st_ino)
@@ -245,12 +251,12 @@ class UntrustedFileGuard:
                 )
 
     def set_connection_limits(self, conn: UntrustedConnection) -> None:
-        """Set the limits of a new connection and make it read-only, before it reads the schema.
+        """Set a new connection's resource limits and make it read-only, before reading the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because SQLite would then reject indexes on JSON
-        paths, which call `json_extract`. `PRAGMA trusted_schema = OFF` is also unnecessary, because
-        reading a checked table evaluates no expressions from the schema, and perdure registers no
-        SQL functions on the connection.
+        paths, which call `json_extract`. Reading is safe without `PRAGMA trusted_schema = OFF`.
+        perdure checks the definition of each table before reading the table, so the read evaluates
+        no expressions from the schema. perdure also registers no SQL functions on the connection.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -258,10 +264,9 @@ class UntrustedFileGuard:
 
     @contextmanager
     def check_file_and_limit_reads_during_block(self, conn: UntrustedConnection) -> Iterator[None]:
-        """Check the file before the `with` block reads it.
+        """Check that an untrusted file is safe to read, then run the `with` block in a transaction.
 
-        The `with` block runs in one transaction, which is aborted if it exceeds its limit of SQLite
-        virtual machine steps.
+        The transaction is aborted if it exceeds its limit of SQLite virtual machine steps.
 
         Raises:
             NotADatabase: A table does not have the expected definition; see
@@ -285,8 +290,8 @@ class UntrustedFileGuard:
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
-                f"reading {self._path!r} was aborted, because it took more steps than a valid "
-                "database of this size needs; the file is damaged or malicious"
+                f"reading {self._path!r} was stopped, because it took too long for a file of "
+                "this size; the file is damaged or malicious"
             ) from exc
         except sqlite3.DataError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
@@ -302,9 +307,12 @@ class UntrustedFileGuard:
         return total
 
     def _check_tables_if_schema_changed(self, conn: UntrustedConnection) -> None:
-        """Check the tables, unless this connection has already checked this schema version.
+        """Check that the tables are safe to read.
 
-        Also set the step limit of the read, according to the size of the file.
+        The check is skipped if the connection `conn` was already used to check the current schema
+        version.
+
+        Also limit the number of SQLite virtual machine steps of the read, based on the file size.
         """
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
         tables = list[tuple[str, str, Any]]()
@@ -335,8 +343,8 @@ class UntrustedFileGuard:
     ) -> None:
         """Check that each table has the expected SQL definition.
 
-        Each element of `tables` is a tuple `(name, type, sql)`. On the first connection to the
-        file, also check each table's pages and value sizes.
+        Each element of `tables` is a tuple `(name, type, sql)`. For the first connection to the
+        file, check each table's pages and value sizes in addition to its definition.
         """
         for name, kind, sql in tables:
             _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
@@ -348,7 +356,7 @@ class UntrustedFileGuard:
     def _check_table_pages(self, conn: UntrustedConnection, table_name: str) -> None:
         """Check that the pages of a table are undamaged and form no cycle.
 
-        If the pages form a cycle, reading the table may never end.
+        If the table's database pages are linked in a cycle, reading the table may never end.
         """
         for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":

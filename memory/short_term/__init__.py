@@ -1,0 +1,1 @@
+"""Short-term memory: reducers, trimming, summaries and token counts for a conversation."""

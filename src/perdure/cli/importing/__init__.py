@@ -1,0 +1,1 @@
+"""Read the exports of other programs, and import the exported conversations as threads."""

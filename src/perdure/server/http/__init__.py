@@ -1,0 +1,1 @@
+"""HTTP requests: the application, users and permissions, limits, replies and logs."""

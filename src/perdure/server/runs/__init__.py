@@ -1,0 +1,1 @@
+"""Runs of graphs: their requests, queue, execution, events, crons and webhooks."""

@@ -1,0 +1,1 @@
+"""Search in a store: text analysis, embeddings, indexes and ranking."""
