@@ -32,7 +32,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import packb
 from pydantic import BaseModel
 
-from perdure.checkpointers.messages import (
+from perdure.checkpointers.message_encoding import (
     CLASSES,
     is_message_unchanged_by_validation,
     pack_message_in_declared_field_order,

@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import unpackb
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.messages import is_message_unchanged_by_validation
+from perdure.checkpointers.message_encoding import is_message_unchanged_by_validation
 from perdure.checkpointers.values import pack
 from perdure.errors import CorruptRecord
 

@@ -186,7 +186,7 @@ def test_run_with_on_disconnect_cancel_survives_stop_of_server(
                 )
                 for kind in kinds
             ]
-            while len(app.state.runs.server.players_by_run) < len(kinds):  # noqa: ASYNC110
+            while len(app.state.runs.shared_state.players_by_run) < len(kinds):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await app.state.runs.stop_runs_after_grace_period(0)
             replies.extend(await asyncio.gather(*asked))
@@ -367,7 +367,7 @@ def test_stopping_server_refuses_new_runs(settings: Settings, gate: Gate) -> Non
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
     with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "t"})
-        app.state.runs.server.is_draining = True
+        app.state.runs.shared_state.is_draining = True
         reply = client.post(
             "/threads/t/runs", json={"assistant_id": "talk", "input": build_input("a")}
         )

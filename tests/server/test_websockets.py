@@ -390,7 +390,7 @@ def test_connection_of_client_that_does_not_read_is_closed(
         receive_json(sock)
         under_way = app.state.clients._open_requests
         assert sum(under_way.values()) == 1
-        feed = app.state.runs.server.get_or_create_event_log(None, "t", 1)
+        feed = app.state.runs.shared_state.get_or_create_event_log(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}
         # until all buffers between are full
         wait_until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))

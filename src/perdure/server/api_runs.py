@@ -174,7 +174,7 @@ async def create_run(
 @set_required_action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
     """Run graphs in the background. All requests are checked before the first run is started."""
-    runs.server.check_capacity_for_new_runs(call.identity, len(body))
+    runs.shared_state.check_capacity_for_new_runs(call.identity, len(body))
     checked_runs = [
         await check_run_request(call, runs, request, request.thread_id) for request in body
     ]

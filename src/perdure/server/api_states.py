@@ -528,7 +528,7 @@ def _find_sender_of_update_and_person_of_thread(
         deed="changed",
     )
     return sender, choose_person_of_run(
-        thread, sender, owners_are_people=runs.server.owners_are_people
+        thread, sender, owners_are_people=runs.shared_state.owners_are_people
     )
 
 

@@ -46,8 +46,8 @@ from perdure.server.runs.event_log import (
 from perdure.server.runs.run import Run
 from perdure.server.runs.run_manager import RunManager, ServerRuns
 from perdure.server.runs.run_request import RunRequest
-from perdure.server.runs.run_server import RunServer
 from perdure.server.runs.run_start import start_run
+from perdure.server.runs.shared_run_state import SharedRunState
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 QUESTION_DELAY_S: Final = 0.2
@@ -264,7 +264,7 @@ class ThreadSocket:
         self._thread_id = thread_id
         self._readers: dict[str, asyncio.Task[None]] = {}
         user_ref = call.identity.tenant, call.identity.user
-        self._sender = WebSocketSender(websocket, runs.server.memory.get_account(*user_ref))
+        self._sender = WebSocketSender(websocket, runs.shared_state.memory.get_account(*user_ref))
 
     async def serve(self) -> None:
         """Serve the client until it disconnects, loses access or stops reading events."""
@@ -409,12 +409,12 @@ def _is_final_event(event: LoggedEvent) -> bool:
 class ThreadEvents:
     """Executes a run's graph and writes its events to the feed, which is the thread's event log."""
 
-    def __init__(self, run: Run, server: RunServer) -> None:
+    def __init__(self, run: Run, shared_state: SharedRunState) -> None:
         self._run = run
-        self._feed = server.get_or_create_event_log(
+        self._feed = shared_state.get_or_create_event_log(
             run.tenant, run.thread_id, run.thread_key, run.user
         )
-        self._feed.charge_memory_to_account(server.memory.get_account(run.tenant, run.user))
+        self._feed.charge_memory_to_account(shared_state.memory.get_account(run.tenant, run.user))
         self._feed.increment_writer_count()
         # Maps the id of each interrupt of the run to its namespace and value.
         self._interrupts: dict[str, tuple[list[str], Any]] = {}

@@ -66,7 +66,7 @@ def build_paced_graph(applications: dict[str, Any]) -> StateGraph[State]:
             await asyncio.sleep(0)  # it is added to the log
             runs = [
                 run
-                for run in applications["app"].state.runs.server.players_by_run
+                for run in applications["app"].state.runs.shared_state.players_by_run
                 if run.is_executing
             ]
             while any(run.log.last > run.last_stored for run in runs):  # noqa: ASYNC110
@@ -260,7 +260,7 @@ def test_slow_reader_receives_stream_lost_error(url: str, ann: httpx.Client, app
     stream = SlowClient(url, "/threads/t/runs/stream", build_run_request(on_disconnect="cancel"))
     stream.peek()
     wait_for_end_of_runs(ann)
-    kept_bytes = app.state.runs.server.memory.size
+    kept_bytes = app.state.runs.shared_state.memory.size
     events, ended = stream.read()
 
     received = list_message_numbers(events)
@@ -292,7 +292,7 @@ def test_slow_reader_continues_with_stored_events(
         path = f"/threads/{number}/runs/{run['run_id']}/stream"
         resumed_results.append(SlowClient(url, path, **{"Last-Event-ID": "20"}).read())
 
-    assert app.state.runs.server.memory.total_added > USER_BYTES
+    assert app.state.runs.shared_state.memory.total_added > USER_BYTES
     for events, ended in results:
         assert ended
         assert list_message_numbers(events) == [*range(60)]
@@ -378,7 +378,7 @@ def test_slow_readers_of_one_user_do_not_lose_stream_of_another(
 def test_unread_websockets_stay_within_event_memory_limit(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, max_bytes = app.state.runs.server.memory, 0
+    memory, max_bytes = app.state.runs.shared_state.memory, 0
     with ExitStack() as stack:
         for number in range(4):
             ann.post("/threads", json={"thread_id": f"{number}"})
@@ -411,7 +411,7 @@ def test_few_events_of_ended_runs_are_kept(
     stored = SlowClient(
         url, "/threads/t/runs/stream", build_run_request("paused", stream_resumable=True)
     ).read()
-    wait_until(lambda: app.state.runs.server.memory.size <= 100_000)
+    wait_until(lambda: app.state.runs.shared_state.memory.size <= 100_000)
     newest, oldest = ann.get("/threads/t/runs").json()
     again = SlowClient(url, f"/threads/t/runs/{newest['run_id']}/stream").read()
     gone = ann.get(f"/threads/t/runs/{oldest['run_id']}/stream")

@@ -31,7 +31,7 @@ from perdure.server.http.keys import KeysFileAccess
 from perdure.server.http.limits import Limits
 from perdure.server.runs import event_log, run_events
 from perdure.server.runs.event_log import EventLog
-from perdure.server.runs.run_server import RETAINED_EVENT_LOGS, RunServer
+from perdure.server.runs.shared_run_state import RETAINED_EVENT_LOGS, SharedRunState
 from perdure.settings import Settings
 from tests.server.http.test_keys import ANN, BOB, render_key_entry
 from tests.server.running import run_server, wait_until
@@ -339,7 +339,7 @@ def test_cancelled_queued_run_does_not_end_events_of_other_run(
 
 
 def test_events_of_thread_are_kept_when_another_is_read_often(settings: Settings) -> None:
-    server = RunServer(Graphs({}), Limits(), Databases(settings), {})
+    server = SharedRunState(Graphs({}), Limits(), Databases(settings), {})
     server.get_or_create_event_log("a", "t", 1).add("values", SECRET)
     for _ in range(RETAINED_EVENT_LOGS + 1):
         server.get_or_create_event_log("b", "t", 1)

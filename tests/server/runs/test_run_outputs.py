@@ -93,7 +93,7 @@ def build_run_body(text: str = "hello", graph: str = "report", **more: Any) -> d
 
 def wait_for_ended_runs(app: Any) -> list[Run]:
     """Return the runs that the server keeps after their end, once all have ended."""
-    wait_until(lambda: not app.state.runs.server.players_by_run)
+    wait_until(lambda: not app.state.runs.shared_state.players_by_run)
     return [run for runs in app.state.runs._by_tenant.values() for run in runs._ended_runs]
 
 
@@ -129,7 +129,7 @@ def test_states_of_runs_without_thread_are_not_kept(app: Any, ann: httpx.Client,
     runs = wait_for_ended_runs(app)
     assert [run.temporary for run in runs] == [True] * 6
     assert [run.output for run in runs] == [None] * 6
-    assert app.state.runs.server.memory.size <= USER_BYTES
+    assert app.state.runs.shared_state.memory.size <= USER_BYTES
 
 
 def test_join_after_end_of_run_without_thread_is_answered_with_404(
@@ -157,7 +157,7 @@ def test_all_clients_that_wait_for_run_without_thread_receive_its_state(
         run = ann.post("/runs", json=build_run_body("joined", "gated")).json()
         path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/join"
         joins = [clients.submit(ann.get, path) for _ in range(4)]
-        live = app.state.runs.server.players_by_run
+        live = app.state.runs.shared_state.players_by_run
         wait_until(lambda: len(live) == 7)
         wait_until(lambda: sum(run._output_requests for run in live) == 10)
         gate.open.set()
@@ -175,7 +175,7 @@ def test_state_is_freed_after_waiting_client_disconnects(
     with pytest.raises(httpx.ReadTimeout):
         ann.post("/runs/wait", json=build_run_body(graph="gated"), timeout=0.5)
     assert gate.reached.wait(60)
-    [run] = app.state.runs.server.players_by_run
+    [run] = app.state.runs.shared_state.players_by_run
     wait_until(lambda: run._output_requests == 0)
     gate.open.set()
 
@@ -191,7 +191,7 @@ def test_states_count_towards_event_limit_and_oldest_are_dropped_first(
     runs = wait_for_ended_runs(app)
 
     assert [run.output for run in runs] == [None] * 8
-    assert 0 < app.state.runs.server.memory.size <= USER_BYTES
+    assert 0 < app.state.runs.shared_state.memory.size <= USER_BYTES
     states = [ann.get(f"{path}/join").json()["heard"] for path in paths]
     assert states == [[f"{number}".ljust(SIZE, "x")] for number in range(8)]
     prevent_reading_values(app, monkeypatch)
@@ -213,7 +213,7 @@ def test_states_of_all_users_stay_within_limit_of_process(
             assert client.get(f"{path}/join").json()["heard"] == ["hello".ljust(SIZE, "x")]
 
     assert [run.output for run in wait_for_ended_runs(app)] == [None] * 8
-    assert 0 < app.state.runs.server.memory.size <= ALL_BYTES
+    assert 0 < app.state.runs.shared_state.memory.size <= ALL_BYTES
 
 
 @pytest.mark.parametrize("modes", [["values"], ["updates", "values", "custom"], ["messages"]])

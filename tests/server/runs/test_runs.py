@@ -37,7 +37,7 @@ from perdure.server.http.limits import Limits, TooManyRequests
 from perdure.server.runs import run_manager as runs
 from perdure.server.runs import run_queue
 from perdure.server.runs.run_request import RunRequest
-from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.shared_run_state import SharedRunState
 from perdure.settings import Settings
 from tests.server.running import run_server, wait_until
 from tests.server.talking import (
@@ -947,7 +947,7 @@ def test_closing_waits_for_runs_that_were_dropped(settings: Settings) -> None:
         databases = Databases(settings)
         limits = Limits(max_concurrent_requests=1)
         graphs = Graphs({"ask": build_asking_graph()})
-        known = runs.RunManager(RunServer(graphs, limits, databases, {"run": Slow}))
+        known = runs.RunManager(SharedRunState(graphs, limits, databases, {"run": Slow}))
         call = Call(Identity("ann"), "threads:create_run", LocalAccess("ann"), databases)
         await call.authorize_action_arguments()
         await call.threads.create("t")

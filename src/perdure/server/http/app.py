@@ -59,8 +59,8 @@ from perdure.server.pages import (
 from perdure.server.pages.rendering import ASSETS, render_page
 from perdure.server.runs.graph_events import RunEvents
 from perdure.server.runs.run_manager import RunManager
-from perdure.server.runs.run_server import RunServer
 from perdure.server.runs.schedule import Schedule
+from perdure.server.runs.shared_run_state import SharedRunState
 from perdure.server.runs.webhooks import Webhooks
 from perdure.server.teams import RunTeams
 from perdure.server.telemetry import Telemetry
@@ -188,7 +188,7 @@ def create_app(
             database_options,
             has_organisations=has_organisations,
         )
-        run_server = RunServer(
+        shared_run_state = SharedRunState(
             served_graphs,
             limits,
             app.state.databases,
@@ -198,8 +198,8 @@ def create_app(
             owners_are_people=owners_are_people,
             teams=RunTeams(app.state.access),
         )
-        app.state.runs = RunManager(run_server)
-        run_server.start_due_crons = Schedule(
+        app.state.runs = RunManager(shared_run_state)
+        shared_run_state.start_due_crons = Schedule(
             app.state.access, app.state.databases, app.state.runs
         ).start_due_runs
         try:

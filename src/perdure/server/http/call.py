@@ -287,7 +287,7 @@ class Call:
             "owners_are_people": getattr(self.access, "owners_are_people", True),
         }
         if runs is not None:
-            options["has_run_in_process"] = partial(runs.server.has_run_of_thread, tenant)
+            options["has_run_in_process"] = partial(runs.shared_state.has_run_of_thread, tenant)
             options["drop_runs_and_events_of_thread"] = partial(
                 runs.drop_runs_and_events_of_thread, tenant
             )

@@ -25,13 +25,13 @@ from perdure.server.runs.private_events import (
     build_event_kind_dict_of_mode_and_person,
 )
 from perdure.server.runs.run import Run, add_interrupts_to_output
-from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.shared_run_state import SharedRunState
 
 
 class RunEvents:
     """Executes the graph that a run requested, and writes the resulting events to the run's log."""
 
-    def __init__(self, run: Run, server: RunServer) -> None:
+    def __init__(self, run: Run, shared_state: SharedRunState) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
         # All interrupts of the run so far, keyed by id. They are accumulated here because each

@@ -51,7 +51,7 @@ from perdure.server.runs.run_progress import (
     undo_writes_of_run,
 )
 from perdure.server.runs.run_request import NO_STORED_TEXTS, StoredTexts
-from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.shared_run_state import SharedRunState
 from perdure.server.thread_person import (
     Person,
     Sender,
@@ -80,7 +80,7 @@ class RunQueueProtocol(Protocol):
     """The attributes and methods that `RunExecution` needs from `RunQueue`.
 
     Attributes:
-        server: The graphs and players that the runs of all tenants share.
+        shared_state: The graphs and players that the runs of all tenants share.
         saver: The checkpointer of the database.
         database: The checkpointer and the store of the database.
         table: The rows of runs.
@@ -89,7 +89,7 @@ class RunQueueProtocol(Protocol):
             recently, by run id.
     """
 
-    server: RunServer
+    shared_state: SharedRunState
     saver: Checkpointer
     database: OpenDatabase
     table: RunTable
@@ -234,10 +234,13 @@ class RunExecution:
         # This block ends before the thread's status is stored, so that a cancellation cannot
         # interrupt storing the status. After this block, the same context manager in `execute` only
         # records errors.
-        with run.allow_task_cancellation_and_record_run_outcome(), self._queue.server.measure_run():
+        with (
+            run.allow_task_cancellation_and_record_run_outcome(),
+            self._queue.shared_state.measure_run(),
+        ):
             run.raise_if_stopped()
             if progress != "waiting":
-                graph_context = self._queue.server.graphs.open_graph(
+                graph_context = self._queue.shared_state.graphs.open_graph(
                     *(run.graph_name, saver, self._queue.database.store, config),
                     access="threads.create_run",
                     user=run.login,
@@ -251,7 +254,7 @@ class RunExecution:
                 )
                 async with graph_context as graph:
                     try:
-                        player = self._queue.server.players_by_run[run]
+                        player = self._queue.shared_state.players_by_run[run]
                         with marker.mark_messages_during_block():
                             await player.run_graph(graph, config, graph_input)
                     except Exception:
@@ -277,7 +280,7 @@ class RunExecution:
             "run_id": run.run_id,
             **person.build_configurable_entries_for_user(),
         }
-        if (run_teams := self._queue.server.teams) is not None:
+        if (run_teams := self._queue.shared_state.teams) is not None:
             teams = run_teams.find_teams_whose_memory_run_uses(run.tenant, sender, person)
             server_values |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
@@ -309,7 +312,7 @@ class RunExecution:
             has_started: Whether an earlier execution of the run has stored the run's input, answer
                 or command.
         """
-        run, owners_are_people = self._run, self._queue.server.owners_are_people
+        run, owners_are_people = self._run, self._queue.shared_state.owners_are_people
         sender = Sender.from_row(run.row.details)
         start_id = run.request.start_checkpoint_id
         has_input = run.protocol == "thread" and run.request.input is not None
@@ -432,7 +435,7 @@ class RunExecution:
         The graph is opened with the run's config but without memories, because the server has not
         yet decided whose memories the run uses.
         """
-        run, server = self._run, self._queue.server
+        run, shared_state = self._run, self._queue.shared_state
         server_values: dict[str, Any] = {
             "thread_id": run.thread_id,
             "run_id": run.run_id,
@@ -442,7 +445,7 @@ class RunExecution:
         }
         thread = run.thread_id, checkpoint_id
         try:
-            async with server.graphs.open_graph(
+            async with shared_state.graphs.open_graph(
                 *(run.graph_name, self._saver, self._queue.database.store),
                 run.request.build_config(server_values, is_continued=False),
                 access="threads.create_run",
@@ -611,7 +614,7 @@ class RunExecution:
         stored_request = (
             {"request": run.request.build_fields_to_store()} if self._has_unstored_input else None
         )
-        closing = queue.server.players_by_run[run].build_run_end_events(error)
+        closing = queue.shared_state.players_by_run[run].build_run_end_events(error)
         last_batch = await queue.events.store_events_except_returned_last_batch(run, live, closing)
         end_state: Any = "rolled back" if run.rolled_back else run.outcome
         claimed = await queue.table.end_run(

@@ -27,7 +27,7 @@ from perdure.server.runs.run import CANCEL_ACTIONS, Run
 from perdure.server.runs.run_execution import END_TIMEOUT_S
 from perdure.server.runs.run_queue import RETRY_PAUSE_S, RunQueue
 from perdure.server.runs.run_request import RunRequest
-from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.shared_run_state import SharedRunState
 from perdure.server.thread_person import Sender
 from perdure.server.threads import build_unknown_thread_error
 
@@ -40,12 +40,12 @@ class RunManager:
     """Starts, cancels and reads the runs of a server, for all tenants.
 
     Attributes:
-        server: The databases, limits and event logs that the runs of all tenants share.
+        shared_state: The databases, limits and event logs that the runs of all tenants share.
         graphs: The graphs that the runs execute.
     """
 
-    def __init__(self, server: RunServer) -> None:
-        self.server, self.graphs = server, server.graphs
+    def __init__(self, shared_state: SharedRunState) -> None:
+        self.shared_state, self.graphs = shared_state, shared_state.graphs
         self._by_tenant: dict[str | None, RunQueue] = {}
 
     async def open_tenant_databases(self, tenants: Collection[str | None]) -> None:
@@ -59,7 +59,7 @@ class RunManager:
         """
         for tenant in tenants:
             try:
-                await (await self.server.databases.get_or_open_database(tenant)).saver.setup()
+                await (await self.shared_state.databases.get_or_open_database(tenant)).saver.setup()
             except ConfigurationError as exc:
                 # The tenant's database cannot be used with its settings. Only log the error, so
                 # that the server starts anyway. Each later request for this tenant will raise the
@@ -84,10 +84,10 @@ class RunManager:
         The `RunQueue` object is created if the tenant has none yet. A new `RunQueue` object
         takes over the runs of processes that have died.
         """
-        database = await self.server.databases.get_or_open_database(tenant)
+        database = await self.shared_state.databases.get_or_open_database(tenant)
         queue = self._by_tenant.get(tenant)
         if queue is None or queue.database is not database or queue.task.done():
-            queue = self._by_tenant[tenant] = RunQueue(self.server, tenant, database)
+            queue = self._by_tenant[tenant] = RunQueue(self.shared_state, tenant, database)
         return queue
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
@@ -103,10 +103,10 @@ class RunManager:
         event if no run is in progress.
         """
         tenant, user = identity.tenant, identity.user
-        event_log = self.server.get_or_create_event_log(tenant, thread_id, thread_key, user)
+        event_log = self.shared_state.get_or_create_event_log(tenant, thread_id, thread_key, user)
         queue = await self.get_run_queue(tenant)
         is_executing_here = any(
-            run.feed is event_log and run.is_executing for run in self.server.players_by_run
+            run.feed is event_log and run.is_executing for run in self.shared_state.players_by_run
         )
         if not event_log.has_readers and not is_executing_here:
             newest = await queue.events.empty_outdated_log_and_find_newest_event(
@@ -153,7 +153,7 @@ class RunManager:
         identity: Identity = connection.state.call.identity
         check_access = partial(require_valid_credentials_of_same_user, connection)
         queue = await self.get_run_queue(identity.tenant)
-        account = self.server.memory.get_account(identity.tenant, identity.user)
+        account = self.shared_state.memory.get_account(identity.tenant, identity.user)
         with queue.erasures.cache_erasure_count_during_block(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
@@ -162,7 +162,7 @@ class RunManager:
                 log.last_dropped
                 or not log.is_empty
                 # A run that started before an erasure may still add its first events to the log.
-                or any(run.events is log for run in self.server.players_by_run)
+                or any(run.events is log for run in self.shared_state.players_by_run)
             ):
                 await self._drop_erased_events_and_get_erasure_check_time(
                     queue, log, thread_key, checked_at
@@ -214,7 +214,7 @@ class RunManager:
         log.drop_events_through(log.last)
         stale = [
             run
-            for run in self.server.players_by_run
+            for run in self.shared_state.players_by_run
             if run.events is log and run.removals is not None and run.removals < erasure_count
         ]
         if log.thread_key and not stale:
@@ -287,7 +287,7 @@ class RunManager:
         if queue := self._by_tenant.get(tenant):
             queue.drop_runs_and_events_of_thread(thread_id)
         else:
-            self.server.close_event_log(tenant, thread_id)
+            self.shared_state.close_event_log(tenant, thread_id)
 
     async def start_run(
         self,
@@ -330,9 +330,9 @@ class RunManager:
                 cron `due`.
             StorageUnavailable: This process has lost its liveness lock and has no new one yet.
             Refused: Another run is under way and the strategy is `reject`; or see
-                `RunServer.check_capacity_for_new_runs`.
+                `SharedRunState.check_capacity_for_new_runs`.
         """
-        self.server.check_capacity_for_new_runs(identity)
+        self.shared_state.check_capacity_for_new_runs(identity)
         queue = await self.get_run_queue(identity.tenant)
         await queue.ready.wait()
         if not queue.owner:
@@ -469,11 +469,11 @@ class RunManager:
             grace_s: How long to wait, in seconds.
             must_stop_now: Returns whether to stop the runs at once.
         """
-        self.server.is_draining, deadline = True, time.monotonic() + grace_s
+        self.shared_state.is_draining, deadline = True, time.monotonic() + grace_s
         while (remaining_s := deadline - time.monotonic()) > 0 and not must_stop_now():
             tasks = [
                 run.task
-                for run in self.server.players_by_run
+                for run in self.shared_state.players_by_run
                 if run.task and run.status == "running"
             ]
             if not tasks:
@@ -485,20 +485,20 @@ class RunManager:
 
     async def _stop_all_runs(self) -> None:
         """Stop all runs so that other servers can take them over, and close all event logs."""
-        if self.server.is_closed:
+        if self.shared_state.is_closed:
             return
-        self.server.is_draining = self.server.is_closed = True
-        for run in self.server.players_by_run:
+        self.shared_state.is_draining = self.shared_state.is_closed = True
+        for run in self.shared_state.players_by_run:
             run.lose_ownership()
             run.changed.set()
-        if tasks := [run.task for run in self.server.players_by_run if run.task is not None]:
+        if tasks := [run.task for run in self.shared_state.players_by_run if run.task is not None]:
             await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
-        self.server.close_all_event_logs()
+        self.shared_state.close_all_event_logs()
 
     async def aclose(self) -> None:
         """Stop all runs and background tasks, so that other servers can take over the runs."""
         await self._stop_all_runs()
-        await self.server.webhooks.aclose()
+        await self.shared_state.webhooks.aclose()
         for queue in self._by_tenant.values():
             # Ignore errors of `release_runs`, which only speeds up the takeover of this process's
             # runs. Other servers take over the runs anyway after this process has released its

@@ -43,7 +43,7 @@ from perdure.server.runs.run import (
 )
 from perdure.server.runs.run_events import StoredEvents
 from perdure.server.runs.run_execution import RunExecution
-from perdure.server.runs.run_server import RunServer
+from perdure.server.runs.shared_run_state import SharedRunState
 from perdure.server.threads import Threads
 
 RETAINED_ENDED_RUNS: Final = 50
@@ -83,8 +83,10 @@ class RunQueue:
         due_work: The newest task that starts crons and webhooks. It may have ended.
     """
 
-    def __init__(self, server: RunServer, tenant: str | None, database: OpenDatabase) -> None:
-        self.server, self.tenant, self.database = server, tenant, database
+    def __init__(
+        self, shared_state: SharedRunState, tenant: str | None, database: OpenDatabase
+    ) -> None:
+        self.shared_state, self.tenant, self.database = shared_state, tenant, database
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
@@ -103,7 +105,7 @@ class RunQueue:
     @property
     def is_database_open(self) -> bool:
         """Return whether the database is still open for the tenant."""
-        return self.server.databases.is_open(self.tenant, self.database)
+        return self.shared_state.databases.is_open(self.tenant, self.database)
 
     # -- liveness
 
@@ -171,7 +173,7 @@ class RunQueue:
         """Start, take over, cancel and finish runs according to their rows in the database."""
         self._start_task_for_due_crons_and_webhooks()
         read_at = time.monotonic()
-        live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
+        live_runs, served = await self.table.list_live_runs(), {*self.shared_state.graphs}
         # `list_live_runs` does not include a delayed run until the run is due.
         due_delayed_runs = [
             run for run in live_runs if run.status == "delayed" and run.graph in served
@@ -206,7 +208,7 @@ class RunQueue:
                 await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
         # Clients of this process may be reading runs that other processes execute. Copy the stored
         # events of other processes' runs from the database to the in-memory event logs.
-        event_logs = self.server.get_event_logs_with_readers_by_thread_id(self.tenant)
+        event_logs = self.shared_state.get_event_logs_with_readers_by_thread_id(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in event_logs.keys() - executing_here:
             await self.events.append_stored_events_of_other_processes(
@@ -244,10 +246,10 @@ class RunQueue:
 
     async def _start_due_crons_and_webhooks(self) -> None:
         """Send due webhooks, and start due crons unless the server is shutting down."""
-        start_due_crons = self.server.start_due_crons
-        if start_due_crons is not None and not self.server.is_draining:
+        start_due_crons = self.shared_state.start_due_crons
+        if start_due_crons is not None and not self.shared_state.is_draining:
             await start_due_crons(self.tenant, self.saver)
-        await self.server.webhooks.start_due_deliveries(self.saver)
+        await self.shared_state.webhooks.start_due_deliveries(self.saver)
 
     def wake(self) -> None:
         """Start the next sweep immediately."""
@@ -383,7 +385,7 @@ class RunQueue:
         """Start a task that executes a run, or that waits while another process executes it."""
         self.runs_by_id[run.run_id] = run
         run.task = asyncio.create_task(self._execute_or_wait_until_run_ends(run), context=context)
-        self.server.register_run(run)
+        self.shared_state.register_run(run)
         if (run.row.live.status, run.row.live.owner) != ("running", self.owner):
             self.wake()
         return run
@@ -391,9 +393,11 @@ class RunQueue:
     async def _execute_or_wait_until_run_ends(self, run: Run) -> None:
         """Execute the run while this process owns it, and wait while another process owns it."""
         ended_here = False
-        with self.server.databases.keep_open(self.tenant):
+        with self.shared_state.databases.keep_open(self.tenant):
             try:
-                while (live := run.row.live).status in LIVE_STATES and not self.server.is_closed:
+                while (
+                    live := run.row.live
+                ).status in LIVE_STATES and not self.shared_state.is_closed:
                     if (live.status, live.owner) == ("running", self.owner):
                         await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE_STATES
@@ -421,7 +425,7 @@ class RunQueue:
                     run.discard_output()
                     run.drop_events_and_unused_output()
                 run.free_output()
-                self.server.players_by_run.pop(run, None)
+                self.shared_state.players_by_run.pop(run, None)
                 self._ended_runs.append(run)
                 if len(self._ended_runs) > RETAINED_ENDED_RUNS:
                     oldest = self._ended_runs.popleft()
@@ -440,7 +444,7 @@ class RunQueue:
             run.cancel()
             if run.is_task_done:
                 run.drop_events_and_unused_output()
-        self.server.close_event_log(self.tenant, thread_id)
+        self.shared_state.close_event_log(self.tenant, thread_id)
 
     # -- data that runs need
 
@@ -457,7 +461,7 @@ class RunQueue:
         """Return a run's output from its last checkpoint, or None if the run has no checkpoint."""
         run_filter = {"run_id": run.run_id}
         async for checkpoint in self.saver.alist(run.thread_config, filter=run_filter, limit=1):
-            async with self.server.graphs.open_graph(
+            async with self.shared_state.graphs.open_graph(
                 run.graph_name, self.saver, self.database.store, run.thread_config
             ) as graph:
                 state, channels = await graph.aget_state(checkpoint.config), graph.output_channels

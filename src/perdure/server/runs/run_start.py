@@ -116,8 +116,8 @@ async def check_run_request(
     call = act_for_user_named_in_context(call, body)
     body.refuse_reserved_config_values(thread_id, call.identity.person)
     if body.webhook:
-        runs.server.webhooks.check_url(body.webhook)
-    runs.server.check_capacity_for_new_runs(call.identity)
+        runs.shared_state.webhooks.check_url(body.webhook)
+    runs.shared_state.check_capacity_for_new_runs(call.identity)
     arguments = {
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,
@@ -132,7 +132,7 @@ async def check_run_request(
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
     body = body.merge_with_assistant(assistant)
-    teams = runs.server.teams
+    teams = runs.shared_state.teams
     if teams is not None and teams.identities_list_teams:
         check_requested_teams(call.identity, body.team_names())
     await _refuse_malformed_input_messages(call, runs, body, assistant["graph_id"], thread_id)

@@ -38,14 +38,14 @@ class Player(Protocol):
         """Return the run's last events, which are stored together with its final status."""
 
 
-PlayerClasses: TypeAlias = "Mapping[str, Callable[[Run, RunServer], Player]]"
+PlayerClasses: TypeAlias = "Mapping[str, Callable[[Run, SharedRunState], Player]]"
 
 
-class RunServer:
-    """Holds the objects that the runs of all tenants share in a server process.
+class SharedRunState:
+    """The objects that the runs of all tenants share in a server process.
 
-    A `RunServer` keeps the event logs of threads, and registers the runs that have a task in this
-    process.
+    A `SharedRunState` keeps the event logs of threads, and registers the runs that have a task in
+    this process.
 
     Attributes:
         graphs: The graphs that the runs execute.
