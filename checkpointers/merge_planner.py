@@ -41,7 +41,10 @@ from perdure.checkpointers.head_merge import (
     is_state_channel,
     parse_whole_part_of_version,
 )
-from perdure.checkpointers.labels import MERGED, find_id_of_checkpoint_changed_by_state_update
+from perdure.checkpointers.labels import (
+    MERGED,
+    list_ids_of_checkpoints_changed_by_state_updates,
+)
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -475,16 +478,16 @@ class MergePlanner:
             if snapshot is None or metadata.get("source") not in allowed_sources:
                 return False
             parent_id = snapshot.parent_id
-            updated_id = (
-                find_id_of_checkpoint_changed_by_state_update(parent_id, metadata)
+            updated_ids = (
+                list_ids_of_checkpoints_changed_by_state_updates(parent_id, metadata)
                 if "update" in allowed_sources
-                else None
+                else []
             )
-            if ancestor.checkpoint_id in (parent_id or "", updated_id):
+            if ancestor.checkpoint_id in (parent_id or "", *updated_ids):
                 return True
             snapshot = (yield from self._read_snapshot(parent_id)) if parent_id else None
-            if snapshot is None and updated_id != parent_id:
-                snapshot = yield from self._read_snapshot(updated_id or "")
+            if snapshot is None and updated_ids and updated_ids[-1] != parent_id:
+                snapshot = yield from self._read_snapshot(updated_ids[-1])
         return False
 
     def _find_last_merged_state_update(
