@@ -579,14 +579,19 @@ def _infer_snapshot_of_pruned_checkpoint(
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
-        put.new_versions.values(),
-        key=lambda version: parse_whole_part_of_version(version) or 0,
+        (parse_whole_part_of_version(version) or 0 for version in put.new_versions.values()),
         default=0,
     )
+    if put.is_only_checkpoint_of_run and START in put.new_versions:
+        # The run's first version was that of its input in the channel `START`. The next step has
+        # read the channel, and has replaced this version with the next one.
+        lowest_new -= 1
     for channel in put.new_versions:
         versions.pop(channel, None)
-        if _is_lower(current_head.channel_versions.get(channel), lowest_new):
-            versions[channel] = current_head.channel_versions[channel]
+        head_version = current_head.channel_versions.get(channel)
+        whole = parse_whole_part_of_version(head_version)
+        if whole is not None and whole < lowest_new:
+            versions[channel] = head_version
     return Snapshot(checkpoint_id, 0, None, 0, [], versions, {})
 
 

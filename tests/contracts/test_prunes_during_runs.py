@@ -472,10 +472,27 @@ RUN_FROM_PRUNED_UPDATE = [
         "exit",
     ),
 ]
+# The update and the run of the second turn both write `a`. The update's version of `a` is the first
+# version of the run, which the run no longer has when it is stored at its end.
+RUN_AND_UPDATE_WITH_SAME_CHANNEL = [
+    Turn(
+        [frozenset(), frozenset(), frozenset({"a"})],
+        [Update(0, frozenset(), 0), Update(0, frozenset({"a"}), 0)],
+        None,
+        "sync",
+    ),
+    Turn(
+        [frozenset(), frozenset(), frozenset({"a"})],
+        [Update(0, frozenset({"a", "b"}), 0)],
+        None,
+        "exit",
+    ),
+]
 
 
 @given(turn_lists(), MAINTENANCE_LISTS)
 @example(RUN_FROM_PRUNED_UPDATE, ["nothing", "nothing", "last"])
+@example(RUN_AND_UPDATE_WITH_SAME_CHANNEL, ["nothing", "nothing", "days"])
 def test_random_turns_updates_and_prunes_agree_with_the_model(
     program: list[Turn], actions: list[str]
 ) -> None:
