@@ -34,8 +34,14 @@ MERGED: Final = "perdure_merged"
 Channels whose copied values the run has read since are omitted; see `merge_planner`.
 """
 UPDATED: Final = "perdure_updated"
-"""The metadata key for the id of the checkpoint to which the first in a series of state updates was
-applied. The key is added to the last update of the series when the updates before it are pruned."""
+"""The metadata key for the ids of the checkpoints to which a series of state updates was applied.
+
+The ids are sorted from the last update of the series to the first. The key is added to the last
+update when the updates before it are pruned. A run can have started from each of these checkpoints.
+"""
+MAX_UPDATED_IDS: Final = 64
+"""The maximum number of ids under `UPDATED`. If a series is longer, the ids of the newest updates
+and the id of the checkpoint before the series are stored."""
 CALLER: Final = "perdure_caller"
 """The metadata key that identifies the server's caller whose run stored the checkpoint. It is set
 only if the caller is not the person to whom the thread belongs. The value is not inherited."""
@@ -96,23 +102,26 @@ def describe_actions_of_callers_other_than_person(
     return [*dict.fromkeys(descriptions)]
 
 
-def find_id_of_checkpoint_changed_by_state_update(
+def list_ids_of_checkpoints_changed_by_state_updates(
     parent_id: str | None, metadata: Mapping[str, Any]
-) -> str | None:
-    """Return the id of the checkpoint to which a state update was applied.
+) -> list[str]:
+    """Return the ids of the checkpoints to which a series of state updates was applied.
 
     Args:
-        parent_id: The id of the parent of the checkpoint that the update created.
-        metadata: The metadata of the checkpoint that the update created.
+        parent_id: The id of the parent of the checkpoint that the last update created.
+        metadata: The metadata of the checkpoint that the last update created.
 
     Returns:
-        The id, which can be that of another update's checkpoint. None if the metadata is not that
-        of a state update.
+        The ids under the metadata key `UPDATED`. Without this key, the list contains the id of the
+        parent, which can be the checkpoint of another update. The list is empty if the metadata is
+        not that of a state update.
     """
     if metadata.get("source") != "update":
-        return None
-    updated_id = metadata.get(UPDATED)
-    return updated_id if isinstance(updated_id, str) else parent_id
+        return []
+    updated_ids = metadata.get(UPDATED)
+    if isinstance(updated_ids, list) and updated_ids:
+        return [str(updated_id) for updated_id in updated_ids]
+    return [] if parent_id is None else [parent_id]
 
 
 def find_labels_in_run_context(

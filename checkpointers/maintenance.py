@@ -22,7 +22,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.extensions import ExtensionCounts, ThreadExtensions
-from perdure.checkpointers.labels import UPDATED, find_id_of_checkpoint_changed_by_state_update
+from perdure.checkpointers.labels import (
+    MAX_UPDATED_IDS,
+    UPDATED,
+    list_ids_of_checkpoints_changed_by_state_updates,
+)
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -468,7 +472,7 @@ class Maintenance:
         deleted. The checkpoints of each namespace are sorted by storage time, oldest first.
 
         If `dry_run` is False, the method may also update the metadata of a kept head whose parent
-        checkpoint is about to be deleted. See `_store_id_of_checkpoint_before_state_updates`.
+        checkpoint is about to be deleted. See `_store_ids_of_checkpoints_before_state_updates`.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -498,7 +502,7 @@ class Maintenance:
                 )
             kept_ids = _add_ancestors_needed_for_deltas(candidates, kept_ids)
             if not dry_run:
-                yield from self._store_id_of_checkpoint_before_state_updates(
+                yield from self._store_ids_of_checkpoints_before_state_updates(
                     thread_id, ns, candidates, kept_ids
                 )
             to_delete += [
@@ -528,26 +532,24 @@ class Maintenance:
                 kept_ids.add(decode_stored_id(uid) or "")
         return kept_ids
 
-    def _store_id_of_checkpoint_before_state_updates(
+    def _store_ids_of_checkpoints_before_state_updates(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Record in the head's metadata the id of the checkpoint that preceded the state updates.
+        """Record in the head's metadata the ids of the checkpoints that preceded the state updates.
 
-        Several state updates can follow each other without a run between them. The checkpoint of
-        the last update can have the metadata key `UPDATED`. The value of `UPDATED` is the id of the
-        checkpoint to which the first of these state updates was applied. The method sets the
-        metadata key `UPDATED` of the head only if two conditions are met: several consecutive state
-        updates led to the head, and the head's parent checkpoint is about to be deleted. The
-        deletion of the head's parent checkpoint breaks the chain of parent ids. The head's metadata
-        must therefore contain the id of the checkpoint that preceded the state updates.
+        Several state updates can follow each other. The checkpoint of the last update can have the
+        metadata key `UPDATED`, which lists the checkpoints to which these state updates were
+        applied. The method sets the metadata key `UPDATED` of the head only if two conditions are
+        met: several consecutive state updates led to the head, and the head's parent checkpoint is
+        about to be deleted. The deletion of the head's parent checkpoint breaks the chain of parent
+        ids. A run that started from one of the deleted checkpoints can still be active. The head's
+        metadata must therefore contain the ids of these checkpoints.
         """
         for head in candidates:
-            updated = (
-                _find_id_of_checkpoint_before_state_updates(candidates, head)
-                if head.is_head
-                else None
-            )
-            if updated is None or updated == find_id_of_checkpoint_changed_by_state_update(
+            if not head.is_head:
+                continue
+            updated = _list_ids_of_checkpoints_before_state_updates(candidates, head)
+            if updated == list_ids_of_checkpoints_changed_by_state_updates(
                 head.parent_id, head.metadata
             ):
                 continue
@@ -771,31 +773,31 @@ def _add_ancestors_needed_for_deltas(
     return all_kept_ids
 
 
-def _find_id_of_checkpoint_before_state_updates(
+def _list_ids_of_checkpoints_before_state_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
-) -> str | None:
-    """Find the checkpoint from which the head was created by consecutive state updates.
+) -> list[str]:
+    """List the checkpoints to which the consecutive state updates before the head were applied.
 
     The search starts at the head. At each checkpoint that a state update created, the search
     continues with the checkpoint to which the update was applied (see
-    `find_id_of_checkpoint_changed_by_state_update`).
+    `list_ids_of_checkpoints_changed_by_state_updates`).
 
     Returns:
-        The id of the checkpoint, or None if the head was not stored by a state update.
+        The ids of the checkpoints, from the last update to the first. The list is empty if the head
+        was not stored by a state update.
     """
     by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in candidates}
-    updated, checkpoint = None, by_id.get(head.checkpoint_id)
-    while (
-        checkpoint is not None
-        and (
-            previous := find_id_of_checkpoint_changed_by_state_update(
-                checkpoint.parent_id, checkpoint.metadata
-            )
+    updated_ids, checkpoint = list[str](), by_id.get(head.checkpoint_id)
+    while checkpoint is not None and (
+        previous_ids := list_ids_of_checkpoints_changed_by_state_updates(
+            checkpoint.parent_id, checkpoint.metadata
         )
-        is not None
     ):
-        updated, checkpoint = previous, by_id.get(previous)
-    return updated
+        updated_ids += previous_ids
+        checkpoint = by_id.get(previous_ids[-1])
+    if len(updated_ids) > MAX_UPDATED_IDS:
+        updated_ids[MAX_UPDATED_IDS - 1 : -1] = []
+    return updated_ids
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
@@ -809,8 +811,12 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
         selected = [c for c in candidates if c.is_head]
         recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
-        updated = {_find_id_of_checkpoint_before_state_updates(candidates, head) for head in recent}
-        selected += [c for c in candidates if c.checkpoint_id in updated]
+        updated_ids = {
+            uid
+            for head in recent
+            for uid in _list_ids_of_checkpoints_before_state_updates(candidates, head)[-1:]
+        }
+        selected += [c for c in candidates if c.checkpoint_id in updated_ids]
         if rule.last is not None:
             selected += candidates[: rule.last]
         if rule.days is not None:

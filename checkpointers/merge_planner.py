@@ -41,7 +41,10 @@ from perdure.checkpointers.head_merge import (
     is_state_channel,
     parse_whole_part_of_version,
 )
-from perdure.checkpointers.labels import MERGED, find_id_of_checkpoint_changed_by_state_update
+from perdure.checkpointers.labels import (
+    MERGED,
+    list_ids_of_checkpoints_changed_by_state_updates,
+)
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -475,16 +478,16 @@ class MergePlanner:
             if snapshot is None or metadata.get("source") not in allowed_sources:
                 return False
             parent_id = snapshot.parent_id
-            updated_id = (
-                find_id_of_checkpoint_changed_by_state_update(parent_id, metadata)
+            updated_ids = (
+                list_ids_of_checkpoints_changed_by_state_updates(parent_id, metadata)
                 if "update" in allowed_sources
-                else None
+                else []
             )
-            if ancestor.checkpoint_id in (parent_id or "", updated_id):
+            if ancestor.checkpoint_id in (parent_id or "", *updated_ids):
                 return True
             snapshot = (yield from self._read_snapshot(parent_id)) if parent_id else None
-            if snapshot is None and updated_id != parent_id:
-                snapshot = yield from self._read_snapshot(updated_id or "")
+            if snapshot is None and updated_ids and updated_ids[-1] != parent_id:
+                snapshot = yield from self._read_snapshot(updated_ids[-1])
         return False
 
     def _find_last_merged_state_update(
@@ -576,14 +579,19 @@ def _infer_snapshot_of_pruned_checkpoint(
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
-        put.new_versions.values(),
-        key=lambda version: parse_whole_part_of_version(version) or 0,
+        (parse_whole_part_of_version(version) or 0 for version in put.new_versions.values()),
         default=0,
     )
+    if put.is_only_checkpoint_of_run and START in put.new_versions:
+        # The run's first version was that of its input in the channel `START`. The next step has
+        # read the channel, and has replaced this version with the next one.
+        lowest_new -= 1
     for channel in put.new_versions:
         versions.pop(channel, None)
-        if _is_lower(current_head.channel_versions.get(channel), lowest_new):
-            versions[channel] = current_head.channel_versions[channel]
+        head_version = current_head.channel_versions.get(channel)
+        whole = parse_whole_part_of_version(head_version)
+        if whole is not None and whole < lowest_new:
+            versions[channel] = head_version
     return Snapshot(checkpoint_id, 0, None, 0, [], versions, {})
 
 

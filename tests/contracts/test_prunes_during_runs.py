@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.graph import START, StateGraph
@@ -23,6 +23,7 @@ from tests.contracts.test_updates_during_runs import (
     Model,
     Program,
     Turn,
+    Update,
     UpdatedRun,
     answer_node,
     ask,
@@ -459,7 +460,39 @@ def compare_with_model(program: list[Turn], actions: list[str]) -> None:
             assert runner.graph.get_state(config_at()).values == model.state
 
 
+# The run of the second turn starts from the update of the first turn, which the prune deletes.
+RUN_FROM_PRUNED_UPDATE = [
+    Turn(
+        [frozenset(), frozenset(), frozenset({"a"})], [Update(0, frozenset({"a"}), 0)], None, "sync"
+    ),
+    Turn(
+        [frozenset()] * 3,
+        [Update(0, frozenset(), 0), Update(0, frozenset({"a"}), 0)],
+        None,
+        "exit",
+    ),
+]
+# The update and the run of the second turn both write `a`. The update's version of `a` is the first
+# version of the run, which the run no longer has when it is stored at its end.
+RUN_AND_UPDATE_WITH_SAME_CHANNEL = [
+    Turn(
+        [frozenset(), frozenset(), frozenset({"a"})],
+        [Update(0, frozenset(), 0), Update(0, frozenset({"a"}), 0)],
+        None,
+        "sync",
+    ),
+    Turn(
+        [frozenset(), frozenset(), frozenset({"a"})],
+        [Update(0, frozenset({"a", "b"}), 0)],
+        None,
+        "exit",
+    ),
+]
+
+
 @given(turn_lists(), MAINTENANCE_LISTS)
+@example(RUN_FROM_PRUNED_UPDATE, ["nothing", "nothing", "last"])
+@example(RUN_AND_UPDATE_WITH_SAME_CHANNEL, ["nothing", "nothing", "days"])
 def test_random_turns_updates_and_prunes_agree_with_the_model(
     program: list[Turn], actions: list[str]
 ) -> None:
