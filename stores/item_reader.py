@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -30,10 +30,15 @@ from perdure.stores.namespaces import (
     decode_namespace_path,
     encode_namespace_path,
     find_literal_prefix,
+    is_literal_prefix,
     matches_conditions,
     prefix_range,
+    split_range_around_prefixes,
 )
-from perdure.stores.tombstones import is_namespace_of_internal_notes
+from perdure.stores.tombstones import (
+    is_namespace_of_internal_notes,
+    list_paths_of_internal_notes,
+)
 from perdure.stores.values import decode_json_object
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -493,12 +498,18 @@ class ItemReader:
             hides_notes: Whether namespaces with notes about memories are left out.
         """
         low, high = prefix_range(root + find_literal_prefix(conditions))
+        if max_depth is None and all(map(is_literal_prefix, conditions)) and len(conditions) <= 1:
+            ranges = [(low, high)]
+            if hides_notes:
+                ranges = split_range_around_prefixes(low, high, list_paths_of_internal_notes(root))
+            paths = yield from self._read_page_of_paths(ranges, limit, offset, now, as_of)
+            return [decode_namespace_path(path[len(root) :]) for path in paths]
         namespaces: list[Namespace] = []
         # namespace paths that begin with this prefix are skipped, because they were already
         # handled; empty if no paths are to be skipped
         handled_prefix = b""
         while len(namespaces) < offset + limit:
-            rows = yield self.sql("nonempty_paths", low, high, now, as_of, _PAGE_ROWS)
+            rows = yield self.sql("nonempty_paths", low, high, now, as_of, _PAGE_ROWS, 0)
             for (path,) in rows:
                 if handled_prefix and path.startswith(handled_prefix):
                     continue
@@ -521,6 +532,37 @@ class ItemReader:
                 else last + b"\0"
             )
         return namespaces[offset : offset + limit]
+
+    def _read_page_of_paths(
+        self,
+        ranges: Iterable[tuple[bytes, bytes]],
+        limit: int,
+        offset: int,
+        now: int,
+        as_of: int | None,
+    ) -> Flow[list[bytes]]:
+        """Return one page of the paths of non-empty namespaces in some ranges; SQL skips paths.
+
+        Args:
+            ranges: The start and the exclusive end of each range, sorted.
+            limit: The maximum number of paths.
+            offset: The number of paths to skip.
+            now: The current time in microseconds.
+            as_of: A past time in microseconds, or None for the current time.
+        """
+        paths: list[bytes] = []
+        for start, stop in ranges:
+            if len(paths) >= limit:
+                break
+            arguments = start, stop, now, as_of
+            rows = yield self.sql("nonempty_paths", *arguments, limit - len(paths), offset)
+            paths += [path for (path,) in rows]
+            if rows:
+                offset = 0
+            elif offset:
+                [(count,)] = yield self.sql("count_nonempty_paths", *arguments)
+                offset -= count
+        return paths
 
     def read_namespace_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
         """Count the non-empty namespaces, the items and the bytes under each path."""

@@ -151,6 +151,22 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
     return (prefix, prefix[:-1] + b"\1") if prefix else EVERY_PATH
 
 
+def split_range_around_prefixes(
+    start: bytes, stop: bytes, prefixes: Iterable[bytes]
+) -> list[tuple[bytes, bytes]]:
+    r"""Split a range of paths into the ranges between the paths that begin with some prefixes.
+
+    >>> split_range_around_prefixes(*EVERY_PATH, [b"b\0"])
+    [(b'', b'b\x00'), (b'b\x01', b'\xff')]
+    """
+    ranges = []
+    for excluded_start, excluded_stop in sorted(map(prefix_range, prefixes)):
+        if start < excluded_stop and excluded_start < stop:
+            ranges.append((start, max(start, excluded_start)))
+            start = min(stop, excluded_stop)
+    return [*ranges, (start, stop)]
+
+
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
     """Return whether a namespace meets every condition of a `list_namespaces` call.
 
@@ -182,6 +198,11 @@ def check_match_condition(condition: MatchCondition) -> None:
             "'suffix'"
         )
     check_namespace_prefix_and_build_path(condition.path)
+
+
+def is_literal_prefix(condition: MatchCondition) -> bool:
+    """Return whether a condition gives the first labels of namespaces, without a `"*"`."""
+    return condition.match_type == "prefix" and "*" not in condition.path
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:

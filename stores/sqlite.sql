@@ -266,13 +266,20 @@ LIMIT ?4;
 -- explain: return the query plan of a statement, one line in each row
 EXPLAIN QUERY PLAN {query};
 
--- nonempty_paths: return the paths of namespaces that have present items, or had items at a moment
+-- nonempty_paths: return a page of the paths of namespaces that have present items, or had items at a moment
 SELECT n.path FROM store_namespaces n WHERE n.path >= ?1 AND n.path < ?2
 AND (EXISTS (SELECT 1 FROM store_items i WHERE i.namespace_key = n.namespace_key AND (CAST(?4 AS bigint) IS NULL OR i.valid_from <= ?4)
              AND (i.expires_at IS NULL OR i.expires_at > coalesce(?4, CAST(?3 AS bigint))))
      OR ?4 IS NOT NULL AND EXISTS (SELECT 1 FROM store_versions v WHERE v.namespace_key = n.namespace_key
                                    AND v.valid_from <= ?4 AND v.valid_to > ?4))
-ORDER BY n.path LIMIT ?5;
+ORDER BY n.path LIMIT ?5 OFFSET ?6;
+
+-- count_nonempty_paths: return the number of paths that nonempty_paths returns on all its pages
+SELECT count(*) FROM store_namespaces n WHERE n.path >= ?1 AND n.path < ?2
+AND (EXISTS (SELECT 1 FROM store_items i WHERE i.namespace_key = n.namespace_key AND (CAST(?4 AS bigint) IS NULL OR i.valid_from <= ?4)
+             AND (i.expires_at IS NULL OR i.expires_at > coalesce(?4, CAST(?3 AS bigint))))
+     OR ?4 IS NOT NULL AND EXISTS (SELECT 1 FROM store_versions v WHERE v.namespace_key = n.namespace_key
+                                   AND v.valid_from <= ?4 AND v.valid_to > ?4));
 
 -- path_indexes: return the names of the indexes on JSON paths
 SELECT name FROM sqlite_master WHERE type = 'index' AND name LIKE 'store\_path:%' ESCAPE '\';

@@ -67,6 +67,15 @@ def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
     return root == ROOT and kind in (*KINDS, TEMPLATES)
 
 
+def list_paths_of_internal_notes(root_path: bytes) -> list[bytes]:
+    """Return the path prefixes of all namespaces that are reserved for internal records.
+
+    Args:
+        root_path: The path of the scope.
+    """
+    return [root_path + encode_namespace_path((ROOT, kind)) for kind in (*KINDS, TEMPLATES)]
+
+
 def extract_item_text(value: Mapping[str, Any]) -> str:
     """Return the text of a memory or of instructions, or the value of any other item as JSON."""
     for name in ("text", INSTRUCTIONS):

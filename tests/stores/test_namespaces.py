@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import Any, TypedDict
 
 import pytest
@@ -205,6 +206,27 @@ def test_pages_of_namespace_listing_contain_each_namespace_once(store: SQLiteSto
     assert list_all_pages(7, max_depth=1) == [("u",)]
     assert [space for space in spaces if space[2] == "c"] == list_all_pages(40, suffix=("c",))
     assert [("u", "007", part) for part in "abcd"] == list_all_pages(3, prefix=("*", "007"))
+
+
+def test_pages_of_namespaces_skip_internal_notes(store: SQLiteStore) -> None:
+    """Without a prefix, pages contain no note, wherever the page begins; with one, they do."""
+    visible = [("a",), ("perdure",), ("perdure", "bur"), ("perdure", "burieds"), ("zz", "buried")]
+    notes: list[tuple[str, ...]] = [
+        ("perdure", kind) for kind in ("buried", "changed", "formed", "templates")
+    ]
+    notes += [("perdure", "quarantine", "memories", "ann")]
+    for namespace in [*visible, *notes]:
+        store.put(namespace, "k", {"text": "t"})
+    store.put(("b",), "k", {"text": "t"})
+    store.delete(("b",), "k")
+
+    for limit, offset in product((1, 2, 9), range(8)):
+        page: dict[str, Any] = {"limit": limit, "offset": offset}
+        assert store.list_namespaces(**page) == visible[offset:][:limit]
+        of_perdure = sorted(space for space in [*visible, *notes] if space[0] == "perdure")
+        expected = of_perdure[offset:][:limit]
+        assert store.list_namespaces(prefix=("perdure",), **page) == expected
+    assert store.list_namespaces(prefix=("perdure", "buried")) == [("perdure", "buried")]
 
 
 def test_pages_of_search_contain_each_item_once(store: SQLiteStore) -> None:
