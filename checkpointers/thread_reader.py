@@ -720,13 +720,14 @@ def _merge_positions_with_branch_flags(
 def _compute_end_of_prefix_range(prefix: str) -> str | None:
     """Return the lowest text that is greater than all texts that begin with a prefix.
 
-    Texts are compared by their code points. The result is None if no text is greater.
+    Texts are compared by their code points. The result is None if no text is greater, or if the
+    prefix contains a null character, which Postgres cannot compare.
 
     >>> _compute_end_of_prefix_range("user1-")
     'user1.'
     """
     stripped = prefix.rstrip(chr(sys.maxunicode))
-    if not stripped:
+    if not stripped or "\0" in stripped:
         return None
     # The code points from U+D800 to U+DFFF are surrogates, which cannot be stored.
     following = ord(stripped[-1]) + 1
