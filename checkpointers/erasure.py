@@ -63,6 +63,7 @@ from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     build_client_metadata_update,
+    build_list_entry_update,
     build_row_key,
     build_row_key_range,
     compute_item_and_alias_position_ranges,
@@ -73,7 +74,6 @@ from perdure.checkpointers.records import (
     decrypt_position_and_item,
     decrypt_writes,
     encrypt_checkpoint,
-    encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
 )
 from perdure.checkpointers.reports import ErasureReport
@@ -310,22 +310,22 @@ class _Eraser:
             title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
                 self.seal, self.thread_id, row.list_entry
             )
-            if self._may_title_quote_message(title):
-                yield self.sql("set_list_entry", None, None, row.key)
-            elif (
-                listed_metadata is not None
-                and (
-                    remaining := self._remove_erased_messages_from_encoded_value(
-                        listed_metadata, ValueContext(describes_task=True)
-                    )
+            remaining = listed_metadata
+            if listed_metadata is not None:
+                remaining = self._remove_erased_messages_from_encoded_value(
+                    listed_metadata, ValueContext(describes_task=True)
                 )
-                is not listed_metadata
-            ):
                 remaining = self._encode({}) if remaining is REMOVED else remaining
-                list_entry = encrypt_thread_list_entry_and_build_search_keys(
-                    self.seal, self.thread_id, title, (self.codec.decode(remaining), remaining)
+            is_title_removed = self._may_title_quote_message(title)
+            if is_title_removed or remaining is not listed_metadata:
+                yield build_list_entry_update(
+                    self.sql,
+                    self.seal,
+                    row.key,
+                    self.thread_id,
+                    None if is_title_removed else title,
+                    None if remaining is None else (self.codec.decode(remaining), remaining),
                 )
-                yield self.sql("set_list_entry", *list_entry, row.key)
         for thread_key, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:

@@ -17,6 +17,10 @@ CREATE TABLE threads ({tenant_column}
     search_keys bytea,
     client_metadata bytea,
     client_search_keys bytea,
+    user_tag bigint,
+    owner_tag bigint,
+    client_user_tag bigint,
+    client_owner_tag bigint,
     ttl_minutes double precision,
     ttl_since double precision NOT NULL DEFAULT 0,
     ttl_keeps_latest bigint NOT NULL DEFAULT 0,
@@ -26,6 +30,11 @@ CREATE TABLE threads ({tenant_column}
 ) WITH (fillfactor = 70);
 CREATE INDEX threads_activity ON threads ({tenant}updated_at);
 CREATE INDEX threads_waiting ON threads ({tenant}updated_at) WHERE may_wait = 1;
+CREATE INDEX threads_user ON threads ({tenant}user_tag, updated_at) WHERE user_tag IS NOT NULL;
+CREATE INDEX threads_owner ON threads ({tenant}owner_tag, updated_at) WHERE owner_tag IS NOT NULL;
+CREATE INDEX threads_client_user ON threads ({tenant}client_user_tag) WHERE client_user_tag IS NOT NULL;
+CREATE INDEX threads_client_owner ON threads ({tenant}client_owner_tag) WHERE client_owner_tag IS NOT NULL;
+CREATE INDEX threads_status ON threads ({tenant}status, updated_at) WHERE status IN ('busy', 'error');
 CREATE INDEX threads_expiry ON threads ({tenant}(updated_at + 60 * ttl_minutes)) WHERE ttl_minutes IS NOT NULL;
 CREATE TABLE namespaces ({tenant_column}
     namespace_key bigint,
@@ -187,11 +196,14 @@ SELECT thread_key, status, last_seq, client_metadata FROM threads WHERE thread_i
 INSERT INTO transcript_settings (name, value) VALUES ('erasures', '1')
 ON CONFLICT ({tenant}name) DO UPDATE SET value = (transcript_settings.value::bigint + 1)::text;
 
+-- has_key: see sqlite.sql
+t.thread_key = ANY(translate(?6, '[]', '{}')::bigint[]);
+
 -- list_threads: see sqlite.sql
 SELECT thread_key, thread_id, created_at, updated_at, thread_key, list_entry FROM threads t
-WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5
+WHERE ({activity}, thread_key) < (?1, ?2) AND {activity} >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
-AND {condition} ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4;
+AND {condition} ORDER BY {activity} DESC, t.thread_key DESC LIMIT ?4;
 
 -- analyze_tables: see sqlite.sql
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags;

@@ -50,6 +50,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.records import (
     ThreadRow,
+    build_list_entry_update,
     build_row_key_range,
     decode_stored_id,
     decrypt_checkpoint,
@@ -57,7 +58,6 @@ from perdure.checkpointers.records import (
     decrypt_position_and_item,
     decrypt_writes,
     encode_id_for_storage,
-    encrypt_thread_list_entry_and_build_search_keys,
     select_metadata_shown_in_thread_lists,
 )
 from perdure.checkpointers.removal_records import RemovalRecords
@@ -635,12 +635,15 @@ class CheckpointReader:
         The stored metadata contains only the keys of the head's metadata that are displayed in
         thread lists.
         """
+        listed = self.select_and_encode_listed_metadata(metadata)
+        yield build_list_entry_update(self.sql, self.seal, row.key, row.thread_id, title, listed)
+
+    def select_and_encode_listed_metadata(
+        self, metadata: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return the part of a checkpoint's metadata that lists show, decoded and encoded."""
         listed_metadata = select_metadata_shown_in_thread_lists(metadata)
-        encoded = self.codec.encode(listed_metadata, lambda: "metadata", exact=True)
-        list_entry = encrypt_thread_list_entry_and_build_search_keys(
-            self.seal, row.thread_id, title, (listed_metadata, encoded)
-        )
-        yield self.sql("set_list_entry", *list_entry, row.key)
+        return listed_metadata, self.codec.encode(listed_metadata, lambda: "metadata", exact=True)
 
     def decode_checkpoint_unix_time(self, snapshot: Snapshot, put_at: float) -> float:
         """Return the time of a checkpoint's creation as a Unix timestamp in seconds.

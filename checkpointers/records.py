@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.cache import Snapshot, Title, Write
+from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.manifest import ALIASES, encode_ranges
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
@@ -216,6 +217,18 @@ def compute_metadata_index_tags(seal: Seal, metadata: Mapping[str, Any]) -> list
         ):
             tags.append(tag_number)
     return tags
+
+
+def compute_user_tags(seal: Seal, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the index tags of the values `user_id` and `owner` in the metadata of a thread.
+
+    A tag is None if the metadata has no such value, or if the value is not indexed. See
+    `compute_metadata_index_tag`.
+    """
+    user_tag, owner_tag = (
+        compute_metadata_index_tag(seal, name, metadata.get(name)) for name in USER_LABELS
+    )
+    return user_tag, owner_tag
 
 
 def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
@@ -420,37 +433,42 @@ class ThreadRow(NamedTuple):
     list_entry: bytes | None
 
 
-def encrypt_thread_list_entry_and_build_search_keys(
+def build_list_entry_update(
+    sql: NamedSQL,
     seal: Seal,
+    thread_key: int,
     thread_id: str,
     title: Title | None,
     decoded_and_encoded_metadata: tuple[Any, bytes] | None,
-) -> tuple[bytes, bytes | None]:
-    """Encrypt the title and metadata of a thread's entry in thread lists.
+) -> Statement:
+    """Build the statement that stores a thread's entry in thread lists.
 
-    Return the encrypted entry and the thread's search keys. With the search keys, a search can
-    match the thread without decrypting its row.
+    The statement also stores the thread's search keys, with which a search can match the thread
+    without decrypting its row, and the index tags of the thread's user. If the metadata is unknown,
+    the stored tags are not changed.
 
     Args:
+        sql: The statements of the checkpointer.
         seal: Encrypts the entry.
+        thread_key: The key of the thread.
         thread_id: The thread.
         title: Its title, or None if the title is unknown.
         decoded_and_encoded_metadata: The metadata shown in lists, decoded and encoded; None if it
             is unknown.
-
-    Returns:
-        The entry and the search keys. The keys are None if a search must decrypt the thread's row.
     """
     entry = [
         *(title or (None, None)),
         decoded_and_encoded_metadata and decoded_and_encoded_metadata[1],
     ]
+    sealed = seal.seal(pack(entry), ("title", thread_id))
+    if decoded_and_encoded_metadata is None:
+        return sql("set_list_entry_without_user", sealed, None, thread_key)
+    metadata = decoded_and_encoded_metadata[0]
     search_keys = None
-    if title is not None and decoded_and_encoded_metadata is not None:
-        search_keys = build_thread_search_keys(
-            seal, thread_id, title.text, decoded_and_encoded_metadata[0]
-        )
-    return seal.seal(pack(entry), ("title", thread_id)), search_keys
+    if title is not None:
+        search_keys = build_thread_search_keys(seal, thread_id, title.text, metadata)
+    user_tags = compute_user_tags(seal, metadata)
+    return sql("set_list_entry", sealed, search_keys, *user_tags, thread_key)
 
 
 def decrypt_listed_title_and_encoded_metadata(
@@ -575,14 +593,15 @@ class ClientMetadata(NamedTuple):
 def build_client_metadata_update(
     sql: NamedSQL, seal: Seal, thread_key: int, thread_id: str, client: ClientMetadata
 ) -> Statement:
-    """Build the statement that stores a thread's client metadata and search keys.
+    """Build the statement that stores a thread's client metadata.
 
-    The search keys are built from the client metadata.
+    The statement also stores search keys and the index tags of the user, which are computed from
+    the client metadata.
     """
     sealed = seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id))
-    return sql(
-        "set_client_metadata", sealed, build_client_search_keys(seal, thread_id, client), thread_key
-    )
+    search_keys = build_client_search_keys(seal, thread_id, client)
+    user_tags = compute_user_tags(seal, client.metadata)
+    return sql("set_client_metadata", sealed, search_keys, *user_tags, thread_key)
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:

@@ -27,6 +27,10 @@ CREATE TABLE threads (
     search_keys BLOB,
     client_metadata BLOB,
     client_search_keys BLOB,
+    user_tag INTEGER,
+    owner_tag INTEGER,
+    client_user_tag INTEGER,
+    client_owner_tag INTEGER,
     ttl_minutes REAL,
     ttl_since REAL NOT NULL DEFAULT 0,
     ttl_keeps_latest INTEGER NOT NULL DEFAULT 0,
@@ -34,6 +38,11 @@ CREATE TABLE threads (
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE INDEX threads_waiting ON threads (updated_at) WHERE may_wait = 1;
+CREATE INDEX threads_user ON threads (user_tag, updated_at) WHERE user_tag IS NOT NULL;
+CREATE INDEX threads_owner ON threads (owner_tag, updated_at) WHERE owner_tag IS NOT NULL;
+CREATE INDEX threads_client_user ON threads (client_user_tag) WHERE client_user_tag IS NOT NULL;
+CREATE INDEX threads_client_owner ON threads (client_owner_tag) WHERE client_owner_tag IS NOT NULL;
+CREATE INDEX threads_status ON threads (status, updated_at) WHERE status IN ('busy', 'error');
 CREATE INDEX threads_expiry ON threads (updated_at + 60 * ttl_minutes) WHERE ttl_minutes IS NOT NULL;
 CREATE TABLE namespaces (
     namespace_key INTEGER PRIMARY KEY,
@@ -146,7 +155,10 @@ UPDATE threads SET version_token = version_token + 1, may_wait = 1 WHERE thread_
 -- mark_may_wait: note that a task of the thread has asked a question
 UPDATE threads SET may_wait = 1 WHERE thread_key = ? AND may_wait = 0;
 
--- set_list_entry: store the title and metadata that lists show of a thread, and the keys by which searches find it
+-- set_list_entry: store the title and metadata that lists show of a thread, the keys by which searches find it, and the index tags of the user_id and owner in the metadata
+UPDATE threads SET list_entry = ?, search_keys = ?, user_tag = ?, owner_tag = ? WHERE thread_key = ?;
+
+-- set_list_entry_without_user: set_list_entry, if the metadata of the head is unknown or the thread has no head; the index tags of the user are not changed
 UPDATE threads SET list_entry = ?, search_keys = ? WHERE thread_key = ?;
 
 -- find_client_metadata: the status, last sequence number and client metadata of a thread, and whether it may wait for an answer
@@ -155,14 +167,14 @@ SELECT status, last_seq, client_metadata, may_wait FROM threads WHERE thread_id 
 -- lock_client_metadata: the client metadata of a thread that this transaction will change
 SELECT thread_key, status, last_seq, client_metadata FROM threads WHERE thread_id = ?;
 
--- set_client_metadata: store the client metadata of a thread, and the keys by which searches find it
-UPDATE threads SET client_metadata = ?, client_search_keys = ? WHERE thread_key = ?;
+-- set_client_metadata: store the client metadata of a thread, the keys by which searches find it, and the index tags of the user_id and owner in the metadata
+UPDATE threads SET client_metadata = ?, client_search_keys = ?, client_user_tag = ?, client_owner_tag = ? WHERE thread_key = ?;
 
 -- find_ttl: the time to live of a thread, with the columns that set_columns_of_copied_thread stores; no row if the thread has none
 SELECT ttl_minutes, ttl_since, ttl_keeps_latest FROM threads WHERE thread_id = ? AND ttl_minutes IS NOT NULL;
 
--- set_columns_of_copied_thread: store what a new copy of a thread takes over from its original; see set_list_entry and mark_may_wait; ttl_keeps_latest is 0 to delete an expired thread, 1 to keep its latest state, 2 if only that state is left
-UPDATE threads SET list_entry = ?, search_keys = ?, status = ?, may_wait = ?, ttl_minutes = ?, ttl_since = ?, ttl_keeps_latest = ? WHERE thread_key = ?;
+-- set_columns_of_copied_thread: store what a new copy of a thread takes over from its original, except for the list entry; see mark_may_wait; ttl_keeps_latest is 0 to delete an expired thread, 1 to keep its latest state, 2 if only that state is left
+UPDATE threads SET status = ?, may_wait = ?, ttl_minutes = ?, ttl_since = ?, ttl_keeps_latest = ? WHERE thread_key = ?;
 
 -- touch_thread: set the time of the last activity; separate, so that most puts do not write the index of this time
 UPDATE threads SET updated_at = ?1 WHERE thread_key = ?2 AND updated_at < ?1;
@@ -395,16 +407,31 @@ DELETE FROM logs WHERE thread_key = ?;
 -- drop_thread: delete the row of a thread
 DELETE FROM threads WHERE thread_key = ?;
 
--- list_threads: one page of the threads that fulfil a condition, latest activity first; the caller replaces {condition}
+-- list_threads: one page of the threads that fulfil a condition, latest activity first; the caller replaces {condition}, and {activity} with t.updated_at or with an expression of the same value that no index has
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t
-WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
-AND {condition} ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4;
+WHERE ({activity}, thread_key) < (?1, ?2) AND {activity} >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+AND {condition} ORDER BY {activity} DESC, t.thread_key DESC LIMIT ?4;
 
 -- is_started: the condition that a checkpoint or a pending write was stored in a thread
 (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key));
 
 -- may_wait: the condition that a thread may wait for an answer
 t.may_wait = 1;
+
+-- has_user_tag: the condition that the user_id in the metadata of a thread's head has the index tag ?6
+t.user_tag = ?6;
+
+-- has_owner_tag: the condition that the owner in the metadata of a thread's head has the index tag ?6
+t.owner_tag = ?6;
+
+-- has_key: the condition that a thread has one of the keys ?6
+t.thread_key IN (SELECT value FROM json_each(?6) AS asked);
+
+-- keys_of_tagged_threads: the thread of each checkpoint with the index tag ?1, at most ?2 checkpoints
+SELECT n.thread_key FROM (SELECT checkpoint_key FROM tags WHERE tag = ?1 LIMIT ?2) g LEFT JOIN namespaces n ON n.namespace_key = g.checkpoint_key >> 32;
+
+-- keys_of_threads_in_id_range: the keys of at most ?3 threads whose ids are at least ?1 and less than ?2
+SELECT thread_key FROM threads WHERE thread_id >= ?1 AND thread_id < ?2 LIMIT ?3;
 
 -- has_tag: the condition that the metadata of a thread's head has the value ?6
 EXISTS (

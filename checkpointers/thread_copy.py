@@ -48,6 +48,7 @@ from perdure.checkpointers.records import (
     ClientMetadata,
     build_client_metadata_update,
     build_item_row,
+    build_list_entry_update,
     build_put_writes_statement,
     build_row_key,
     compute_item_and_alias_position_ranges,
@@ -55,7 +56,6 @@ from perdure.checkpointers.records import (
     decrypt_client_metadata,
     encode_id_for_storage,
     encrypt_checkpoint,
-    encrypt_thread_list_entry_and_build_search_keys,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_reader import read_transcripts_of_branches
@@ -165,20 +165,17 @@ def write_thread_and_get_key(
         newest_removal,
         reader.removals.hash_thread_id(target_id),
     )
-    list_entry = search_keys = None
-    if records.title is not None or records.listed_metadata is not None:
-        list_entry, search_keys = encrypt_thread_list_entry_and_build_search_keys(
+    if records.listed_metadata is not None:
+        yield build_list_entry_update(
+            reader.sql,
             reader.seal,
+            thread_key,
             target_id,
             records.title,
-            None
-            if records.listed_metadata is None
-            else (reader.codec.decode(records.listed_metadata), records.listed_metadata),
+            (reader.codec.decode(records.listed_metadata), records.listed_metadata),
         )
     yield reader.sql(
         "set_columns_of_copied_thread",
-        list_entry,
-        search_keys,
         records.status,
         int(records.may_wait),
         *(records.ttl or (None, 0.0, 0)),

@@ -7,6 +7,7 @@ size of one thread.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from functools import partial
 from itertools import islice
 from operator import index
 from os.path import commonprefix
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from perdure.checkpointers.address import (
     Address,
@@ -53,6 +54,7 @@ from perdure.checkpointers.records import (
     ThreadRow,
     build_row_key,
     build_row_key_range,
+    compute_metadata_index_tag,
     decrypt_listed_title_and_encoded_metadata,
     select_lineage,
 )
@@ -69,6 +71,12 @@ from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint,
 from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 _INFINITY: Final = float("inf")
+_USER_CONDITIONS: Final = (("user_id", "has_user_tag"), ("owner", "has_owner_tag"))
+"""The metadata keys that identify a user, and the SQL condition on the index tag of each."""
+_MAX_SORTED_THREADS: Final = 1_000
+"""The maximum number of threads whose keys a list reads before it sorts the threads by activity."""
+_ListCondition: TypeAlias = "tuple[str] | tuple[str, int | str]"
+"""The name of the SQL condition of a list of threads, and its parameter if it has one."""
 
 
 class ThreadReader:
@@ -311,7 +319,8 @@ class ThreadReader:
         self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadInfo]]:
         """Return one page of threads; see `Checkpointer.threads`."""
-        rows = yield from self._read_thread_rows(limit, after, prefix, active_since)
+        condition = yield from self._choose_list_condition(prefix, {})
+        rows = yield from self._read_thread_rows(limit, after, prefix, active_since, *condition)
         return (yield from self._read_thread_infos(rows))
 
     def list_largest_threads(self, limit: int) -> Flow[list[ThreadInfo]]:
@@ -329,9 +338,9 @@ class ThreadReader:
         only_waiting: bool,
     ) -> Flow[list[ThreadHead]]:
         """Return the heads of one page of threads; see `Checkpointer.heads`."""
-        tag = compute_tag_of_first_indexed_filter_value(self.reader.seal, where)
-        condition = ("is_started",) if tag is None else ("has_tag", tag)
-        condition = ("may_wait",) if only_waiting else condition
+        condition: _ListCondition = ("may_wait",)
+        if not only_waiting:
+            condition = yield from self._choose_list_condition(prefix, where)
         heads = list[ThreadHead]()
         while True:
             rows = yield from self._read_thread_rows(limit, after, prefix, active_since, *condition)
@@ -439,14 +448,51 @@ class ThreadReader:
             raise build_not_found_error(address)
         return status
 
+    def _choose_list_condition(self, prefix: str, where: MetadataFilter) -> Flow[_ListCondition]:
+        """Choose the SQL condition by which a list finds the threads that may match.
+
+        A filter for a user uses an index of the threads by user and activity. If few threads can
+        match another filter or the prefix, their keys are read first, so that only these threads
+        are sorted by activity. Otherwise, the list reads the threads in the order of activity, and
+        skips those that do not match.
+
+        Args:
+            prefix: Only threads whose ids begin with this text.
+            where: The values that the metadata of the head must have.
+        """
+        seal = self.reader.seal
+        for name, condition_name in _USER_CONDITIONS:
+            if name in where:
+                tag = compute_metadata_index_tag(seal, name, where[name])
+                if tag is not None:
+                    return condition_name, tag
+        tag = compute_tag_of_first_indexed_filter_value(seal, where)
+        if tag is not None:
+            rows = yield self.sql("keys_of_tagged_threads", tag, _MAX_SORTED_THREADS + 1)
+            condition: _ListCondition = ("has_tag", tag)
+        elif prefix:
+            prefix = check_storable_text("prefix", prefix)
+            stop = _compute_end_of_prefix_range(prefix)
+            if stop is None:
+                return ("is_started",)
+            rows = yield self.sql(
+                "keys_of_threads_in_id_range", prefix, stop, _MAX_SORTED_THREADS + 1
+            )
+            condition = ("is_started",)
+        else:
+            return ("is_started",)
+        if len(rows) > _MAX_SORTED_THREADS:
+            return condition
+        return "has_key", json.dumps(sorted({key for (key,) in rows if key is not None}))
+
     def _read_thread_rows(
         self,
         limit: int,
         after: str | None,
         prefix: str,
         active_since: datetime | None,
-        condition_name: str = "is_started",
-        *params: int,
+        condition_name: str,
+        *params: int | str,
     ) -> Flow[list[ThreadRow]]:
         """Read one page of thread rows, sorted by the time of the last activity, newest first.
 
@@ -473,7 +519,12 @@ class ThreadReader:
         if after is not None:
             last_row = yield from self._read_thread_row(after)
             last_key = (last_row.updated_at, last_row.key)
-        sql = self.sql["list_threads"].replace("{condition}", self.sql[condition_name])
+        condition, activity = self.sql[condition_name], "t.updated_at"
+        if condition_name == "has_key":
+            # Without the index of activity, the database reads the threads by their keys.
+            condition, activity = f"{condition} AND {self.sql['is_started']}", "(t.updated_at + 0)"
+        sql = self.sql["list_threads"]
+        sql = sql.replace("{condition}", condition).replace("{activity}", activity)
         rows = yield Statement(sql, (*last_key, prefix.encode(), limit, since, *params))
         return [ThreadRow(*row) for row in rows]
 
@@ -664,6 +715,23 @@ def _merge_positions_with_branch_flags(
             entries.append((remaining.pop(), True))
         entries.append((position, False))
     return entries + [(position, True) for position in reversed(remaining)]
+
+
+def _compute_end_of_prefix_range(prefix: str) -> str | None:
+    """Return the lowest text that is greater than all texts that begin with a prefix.
+
+    Texts are compared by their code points. The result is None if no text is greater, or if the
+    prefix contains a null character, which Postgres cannot compare.
+
+    >>> _compute_end_of_prefix_range("user1-")
+    'user1.'
+    """
+    stripped = prefix.rstrip(chr(sys.maxunicode))
+    if not stripped or "\0" in stripped:
+        return None
+    # The code points from U+D800 to U+DFFF are surrogates, which cannot be stored.
+    following = ord(stripped[-1]) + 1
+    return stripped[:-1] + chr(0xE000 if following == 0xD800 else following)
 
 
 def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datetime:

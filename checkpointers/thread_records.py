@@ -54,7 +54,8 @@ class ThreadRecords:
 
     Attributes:
         seq: The highest sequence number in the thread. Each new checkpoint gets the next number.
-        listed_metadata: The encoded metadata that lists of threads show, or None.
+        listed_metadata: The encoded metadata that lists of threads show, or None if the thread has
+            no head.
         may_wait: Whether the thread may be waiting for an answer to an interrupt. Always True if
             `read_thread_records` was called with a `checkpoint_id`.
         ttl: The thread's columns `ttl_minutes`, `ttl_since` and `ttl_keeps_latest`, or None if the
@@ -141,19 +142,23 @@ def read_thread_records(
     row = yield from reader.find_thread_row(thread_id)
     if row is None:
         raise build_not_found_error(Address(thread_id, "", None))
+    title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
+        reader.seal, thread_id, row.list_entry
+    )
     last_seq = _SEQ_MASK
     if checkpoint_id is not None:
         checkpoint = yield from find_checkpoint_or_raise(
             reader, Address(thread_id, "", checkpoint_id)
         )
         last_seq = checkpoint.snapshot.key & _SEQ_MASK
-    ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
-    title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
-        reader.seal, thread_id, row.list_entry
-    )
-    # the stored title and metadata may come from a checkpoint that is later than `checkpoint_id`
-    if checkpoint_id is not None:
+        # the stored title and metadata may come from a later checkpoint
         title = listed_metadata = None
+    if listed_metadata is None:
+        head = yield from reader.find_checkpoint(Address(thread_id, "", checkpoint_id))
+        if head is not None:
+            metadata = reader.decode_metadata(head.snapshot)
+            _, listed_metadata = reader.select_and_encode_listed_metadata(metadata)
+    ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", row.key)
     namespaces = []

@@ -52,11 +52,11 @@ from perdure.checkpointers.records import (
     UNLISTED_NAMES,
     UNLISTED_PREFIXES,
     VIEWS_NAMESPACE,
+    build_list_entry_update,
     compute_item_hash,
     compute_metadata_index_tags,
     encode_id_for_storage,
     encrypt_checkpoint,
-    encrypt_thread_list_entry_and_build_search_keys,
 )
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.stored_state import (
@@ -537,10 +537,11 @@ class CheckpointWriter:
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or listed is not thread.listed_metadata:
             thread.title, thread.listed_metadata = title, listed
-            encrypted_entry = encrypt_thread_list_entry_and_build_search_keys(
-                self.seal, put.address.thread_id, title, listed
+            statements.append(
+                build_list_entry_update(
+                    self.sql, self.seal, thread.key, put.address.thread_id, title, listed
+                )
             )
-            statements.append(self.sql("set_list_entry", *encrypted_entry, thread.key))
         return statements
 
     def _build_decoded_and_encoded_metadata(

@@ -10,6 +10,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.import_metadata import read_thread_head_or_raise
+from perdure.checkpointers.records import decrypt_listed_title_and_encoded_metadata
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.puts import config_at, put
@@ -32,9 +33,10 @@ def read_title(saver: SQLiteCheckpointer, thread: str = "t") -> str:
 
 def is_title_stored(saver: SQLiteCheckpointer) -> bool:
     """Return whether any thread's row has a title."""
-    sql = "SELECT count(*) FROM threads WHERE list_entry IS NOT NULL"
-    ((titled,),) = saver.database.read(lambda: fetch_rows(sql))
-    return bool(titled)
+    sql, seal = "SELECT thread_id, list_entry FROM threads", saver.parts.reader.seal
+    rows = saver.database.read(lambda: fetch_rows(sql))
+    titles = [decrypt_listed_title_and_encoded_metadata(seal, *row)[0] for row in rows]
+    return any(title is not None for title in titles)
 
 
 def test_title_is_the_first_human_message(saver: SQLiteCheckpointer) -> None:

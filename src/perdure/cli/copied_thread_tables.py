@@ -18,6 +18,7 @@ from perdure.checkpointers.records import (
     build_thread_search_keys,
     compute_item_hash,
     compute_metadata_index_tags,
+    compute_user_tags,
 )
 from perdure.checkpointers.removal_records import build_removal_record_associated_data
 from perdure.checkpointers.values import unpack
@@ -96,8 +97,9 @@ _SERVER_TABLES: Final = (
 class ThreadTables(Tables):
     """The tables of a checkpointer, and those of the server if the database has them.
 
-    A thread's search keys depend on the encryption key of the database. When a thread is copied,
-    its search keys are recomputed with the encryption key of the target database.
+    A thread's search keys and the index tags of its user depend on the encryption key of the
+    database. When a thread is copied, they are recomputed with the encryption key of the target
+    database.
     """
 
     reader: CheckpointReader
@@ -108,7 +110,8 @@ class ThreadTables(Tables):
             "threads",
             "thread_key, thread_id, last_seq, generation, created_at, updated_at, may_wait, "
             "status, ttl_minutes, ttl_since, ttl_keeps_latest, newest_removal, search_keys, "
-            "client_search_keys, client_metadata, list_entry",
+            "client_search_keys, user_tag, owner_tag, client_user_tag, client_owner_tag, "
+            "client_metadata, list_entry",
             "r.thread_id",
             key="thread_key",
             name_columns="thread_id",
@@ -196,32 +199,33 @@ class ThreadTables(Tables):
         return (*super().tables, *(_SERVER_TABLES if self.has_server_tables else ()))
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """Decrypt a row, and set its search keys to None.
+        """Decrypt a row, and set its search keys and the index tags of its user to None.
 
-        The search keys must not be compared between the source and the target, because they depend
-        on the encryption key, which can be different in the target.
+        The search keys and the tags must not be compared between the source and the target,
+        because they depend on the encryption key, which can be different in the target.
         """
         columns = super().decrypt_row(table, row)
         if table.name == "threads":
-            # Replace the search keys with None.
-            return (*columns[:-4], None, None, *columns[-2:])
+            return (*columns[:-8], *(None,) * 6, *columns[-2:])
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Recompute a thread's search keys or an item's content hash, and encrypt the row."""
+        """Recompute a thread's search keys and tags or an item's content hash, and encrypt it."""
         if table.name == "threads":
             # In the column for the search keys, an empty byte string means that the thread has no
             # checkpoints.
-            search_keys = None if row[3] else b""
-            text, _, metadata = (None,) * 3 if row[-1] is None else unpack(row[-1])
-            if text is not None and metadata is not None:
-                metadata = self.reader.codec.decode(metadata)
-                search_keys = build_thread_search_keys(self.reader.seal, row[0], text, metadata)
+            seal, search_keys = self.reader.seal, None if row[3] else b""
+            text, _, encoded = (None,) * 3 if row[-1] is None else unpack(row[-1])
+            metadata = {} if encoded is None else self.reader.codec.decode(encoded)
+            if text is not None and encoded is not None:
+                search_keys = build_thread_search_keys(seal, row[0], text, metadata)
             client = None if row[-2] is None else ClientMetadata(*json.loads(row[-2]))
-            client_search_keys = client and build_client_search_keys(
-                self.reader.seal, row[0], client
+            client_search_keys = client and build_client_search_keys(seal, row[0], client)
+            tags = (
+                *compute_user_tags(seal, metadata),
+                *compute_user_tags(seal, client.metadata if client else {}),
             )
-            row = (*row[:-4], search_keys, client_search_keys, *row[-2:])
+            row = (*row[:-8], search_keys, client_search_keys, *tags, *row[-2:])
         if table.name == "items":
             new_hash = compute_item_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
             row = (*row[:3], new_hash, *row[4:])

@@ -79,5 +79,8 @@ AND (r.cancel_action IS NULL OR ?7::text IN (r.cancel_action, 'rollback')) FOR S
 -- newest_removals_of_threads: see sqlite.sql
 SELECT thread_key, newest_removal FROM threads WHERE thread_key = ANY(translate(?, '[]', '{}')::bigint[]);
 
+-- has_key_in_list: see sqlite.sql
+t.thread_key = ANY(translate(?, '[]', '{}')::bigint[]);
+
 -- matches_search_key: see sqlite.sql
 t.search_keys IS NULL OR (t.client_search_keys IS NULL AND t.client_metadata IS NOT NULL) OR position(?::bytea in t.search_keys) > 0 OR position(?::bytea in t.client_search_keys) > 0;

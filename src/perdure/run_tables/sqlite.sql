@@ -333,6 +333,19 @@ UPDATE threads SET ttl_since = ?, ttl_keeps_latest = 2 WHERE thread_id = ?;
 -- newest_removals_of_threads: the numbers of the newest removal records of some threads, by the threads' keys
 SELECT thread_key, newest_removal FROM threads WHERE thread_key IN (SELECT value FROM json_each(?) AS asked);
 
+-- keys_of_threads_of_user: the keys of threads whose head has the index tag ?1 for its user_id or ?2 for its owner, or whose client metadata has the tag ?3 or ?4; at most ?5 keys by each tag
+SELECT thread_key FROM (SELECT thread_key FROM threads WHERE user_tag = ?1 LIMIT ?5) a
+UNION ALL SELECT thread_key FROM (SELECT thread_key FROM threads WHERE owner_tag = ?2 LIMIT ?5) b
+UNION ALL SELECT thread_key FROM (SELECT thread_key FROM threads WHERE client_user_tag = ?3 LIMIT ?5) c
+UNION ALL SELECT thread_key FROM (SELECT thread_key FROM threads WHERE client_owner_tag = ?4 LIMIT ?5) d;
+
+-- keys_of_busy_threads: the keys of threads that are busy because of their status, or because of a pending or running run; at most ?1 keys for each reason
+SELECT thread_key FROM (SELECT thread_key FROM threads WHERE status = 'busy' AND status IN ('busy', 'error') LIMIT ?1) a
+UNION ALL SELECT thread_key FROM (SELECT DISTINCT thread_key FROM runs WHERE status IN ('pending', 'running') LIMIT ?1) b;
+
+-- has_key_in_list: the condition that a thread has one of some keys
+t.thread_key IN (SELECT value FROM json_each(?) AS asked);
+
 -- count_listed_threads: the number of threads that the server lists; the caller appends conditions
 SELECT count(*) FROM threads t WHERE 1 = 1;
 

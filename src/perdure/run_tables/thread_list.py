@@ -12,6 +12,7 @@ deleted from the thread's row.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from perdure.checkpointers.records import (
     ClientMetadata,
     ThreadRow,
     build_client_metadata_update,
+    compute_metadata_index_tag,
     decrypt_client_metadata,
     decrypt_listed_title_and_encoded_metadata,
     fold_search_text,
@@ -46,6 +48,8 @@ RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
 # maximum number of rows returned by each SQL statement of a search
 _PAGE: Final = 2_000
+# maximum number of threads whose keys a search reads before it sorts these threads
+_MAX_SORTED_THREADS: Final = 1_000
 # maximum SQL OFFSET, which fits in a 64-bit integer and exceeds the row count of any database
 _MAX_OFFSET: Final = 1 << 62
 # maximum number of metadata values in a query that are compared in SQL; further values are compared
@@ -57,7 +61,7 @@ _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
     "OR t.client_metadata IS NOT NULL)",
-    "error": "t.status = 'error'",
+    "error": "t.status = 'error' AND t.status IN ('busy', 'error')",  # as in the partial index
     "busy": "(t.status = 'busy' OR {is_busy})",
 }
 
@@ -287,9 +291,9 @@ class ThreadList:
         """Count the threads that match the SQL conditions of a query."""
 
         def count() -> Flow[int]:
-            sql, params = append_conditions(
-                self._sql["count_listed_threads"], self.iter_query_conditions(query)
-            )
+            conditions = [*self.iter_query_conditions(query)]
+            conditions += yield from self._find_keys_of_candidate_threads(query)
+            sql, params = append_conditions(self._sql["count_listed_threads"], conditions)
             sql = yield from self._fill_in_run_conditions(sql)
             ((thread_count,),) = yield Statement(sql, tuple(params))
             return int(thread_count)
@@ -310,11 +314,14 @@ class ThreadList:
         This flow can be part of a longer transaction, so that the transaction's other statements
         see the same state of the database.
         """
+        key_conditions = yield from self._find_keys_of_candidate_threads(query)
         sql, params = append_conditions(
-            self._sql["listed_threads"], self.iter_query_conditions(query)
+            self._sql["listed_threads"], [*self.iter_query_conditions(query), *key_conditions]
         )
         sql = yield from self._fill_in_run_conditions(sql)
-        sql += f" ORDER BY {_build_order_by(query)} LIMIT ? OFFSET ?"
+        # If the keys of the candidates are known, read these rows instead of the index of activity.
+        activity = "(t.updated_at + 0)" if key_conditions else "t.updated_at"
+        sql += f" ORDER BY {_build_order_by(query, activity)} LIMIT ? OFFSET ?"
         skipped_rows = min(offset, _MAX_OFFSET) if query.is_exact else 0
         results: list[T] = []
         start, size = skipped_rows, min(limit + offset - skipped_rows, _PAGE)
@@ -326,6 +333,50 @@ class ThreadList:
             if len(results) >= limit + offset - skipped_rows or len(rows) < size:
                 return results[offset - skipped_rows :][:limit]
             start, size = start + size, min(4 * size, _PAGE)
+
+    def _find_keys_of_candidate_threads(
+        self, query: ThreadQuery
+    ) -> Flow[list[tuple[str, list[Any]]]]:
+        """Read the keys of the threads that can match a query, if there are few of them.
+
+        The keys are read from an index by the user or by the status. Without them, a search reads
+        the threads in the order of activity, and skips those that do not match.
+
+        Returns:
+            A list with one SQL condition and its parameters, or an empty list if the query has no
+            such index or if too many threads can match.
+        """
+        limit, tags = _MAX_SORTED_THREADS + 1, self._compute_tags_of_user(query.metadata or {})
+        if tags is not None:
+            rows = yield self._sql("keys_of_threads_of_user", *tags, limit)
+        elif query.status == "busy" and (yield from has_server_tables(self._database)):
+            rows = yield self._sql("keys_of_busy_threads", limit)
+        else:
+            return []
+        keys = {key for (key,) in rows}
+        if len(keys) > _MAX_SORTED_THREADS:
+            return []
+        return [(self._sql["has_key_in_list"], [json.dumps(sorted(keys))])]
+
+    def _compute_tags_of_user(
+        self, metadata: Mapping[str, Any]
+    ) -> tuple[int | None, int | None, int | None, int | None] | None:
+        """Compute the index tags that a thread can have if its metadata has the given user.
+
+        Returns:
+            The tags of `user_id` and `owner` in the metadata of the head, followed by those in the
+            metadata of clients. A tag is None if the thread cannot match by it. The result is None
+            if the metadata names no user, or if the value is not indexed.
+        """
+        for name in ("user_id", "owner"):
+            tag = compute_metadata_index_tag(self._seal, name, metadata.get(name))
+            if tag is not None and name == "user_id":
+                return tag, None, tag, None
+            if tag is not None:
+                # A thread whose head has no `owner` belongs to the head's `user_id`.
+                user_tag = compute_metadata_index_tag(self._seal, "user_id", metadata[name])
+                return user_tag, tag, None, tag
+        return None
 
     def read_in_transaction(self, thread_id: str) -> Flow[ListedThread | None]:
         """Return a thread, or None if it does not exist; see `search_in_transaction`."""
@@ -507,7 +558,7 @@ class ThreadList:
                 removals.hash_thread_id(thread_id),
             )
             # Store no title and no search keys, because the new thread has no checkpoint yet.
-            set_title = self._sql("set_list_entry", None, b"", thread.key)
+            set_title = self._sql("set_list_entry_without_user", None, b"", thread.key)
             set_client = build_client_metadata_update(
                 self._sql, self._seal, thread.key, thread_id, client
             )
@@ -673,9 +724,14 @@ def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple
     return sql, params
 
 
-def _build_order_by(query: ThreadQuery) -> str:
-    """Return the ORDER BY expressions for a query's sort order."""
+def _build_order_by(query: ThreadQuery, activity: str) -> str:
+    """Return the ORDER BY expressions for a query's sort order.
+
+    Args:
+        query: The query.
+        activity: The SQL expression of the time of a thread's last activity.
+    """
     direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):
-        return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread_key DESC"
-    return f"t.updated_at {direction}, t.thread_key {direction}"
+        return f"t.{query.sort_by} {direction}, {activity} DESC, t.thread_key DESC"
+    return f"{activity} {direction}, t.thread_key {direction}"
