@@ -21,7 +21,6 @@ from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.cache import Snapshot, Title, Write
-from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.manifest import ALIASES, encode_ranges
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
@@ -225,9 +224,11 @@ def compute_user_tags(seal: Seal, metadata: Mapping[str, Any]) -> tuple[int | No
     A tag is None if the metadata has no such value, or if the value is not indexed. See
     `compute_metadata_index_tag`.
     """
-    user_tag, owner_tag = (
-        compute_metadata_index_tag(seal, name, metadata.get(name)) for name in USER_LABELS
-    )
+    user_tag = owner_tag = None
+    if "user_id" in metadata:
+        user_tag = compute_metadata_index_tag(seal, "user_id", metadata["user_id"])
+    if "owner" in metadata:
+        owner_tag = compute_metadata_index_tag(seal, "owner", metadata["owner"])
     return user_tag, owner_tag
 
 

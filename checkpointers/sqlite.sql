@@ -428,7 +428,7 @@ t.owner_tag = ?6;
 t.thread_key IN (SELECT value FROM json_each(?6) AS asked);
 
 -- keys_of_tagged_threads: the thread of each checkpoint with the index tag ?1, at most ?2 checkpoints
-SELECT n.thread_key FROM (SELECT checkpoint_key FROM tags WHERE tag = ?1 LIMIT ?2) g LEFT JOIN namespaces n ON n.namespace_key = g.checkpoint_key >> 32;
+SELECT (SELECT n.thread_key FROM namespaces n WHERE n.namespace_key = g.checkpoint_key >> 32) FROM tags g WHERE g.tag = ?1 LIMIT ?2;
 
 -- keys_of_threads_in_id_range: the keys of at most ?3 threads whose ids are at least ?1 and less than ?2
 SELECT thread_key FROM threads WHERE thread_id >= ?1 AND thread_id < ?2 LIMIT ?3;

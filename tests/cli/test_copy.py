@@ -25,6 +25,7 @@ from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import ClientMetadata
 from perdure.cli import copied_tables
 from perdure.cli.copied_store_tables import StoreTables
 from perdure.cli.copied_thread_tables import build_thread_table_pair
@@ -39,6 +40,7 @@ from perdure.errors import (
 from perdure.run_tables.assistants import AssistantTable
 from perdure.run_tables.crons import CronTable
 from perdure.run_tables.records import CronRow
+from perdure.run_tables.thread_list import ThreadList, ThreadQuery
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.whole_store import WholeStore
@@ -101,6 +103,10 @@ def fill_database(database: Database) -> None:
         of_a = CronRow(f"cron-{next_at}", "a", next_at, 5.0, 5.0, {"payload": "a plan"})
         asyncio.run(open_table(CronTable, database.saver).create(of_a))
     put(database.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
+    for number, metadata in enumerate([{"user_id": "ann"}, {"owner": "ann"}, {"user_id": "bob"}]):
+        put(database.saver, {"x": 1}, thread=f"of a user {number}", metadata=metadata, uid="1")
+        client = ClientMetadata(dict(metadata))
+        ThreadList(database.saver).create_thread_if_absent(f"of a client {number}", client)
     database.saver.prune(["pruned"], strategy="keep_latest")
     database.saver.delete_thread("gone")
     time = datetime(2026, 1, 1, tzinfo=UTC)
@@ -116,6 +122,12 @@ def fill_database(database: Database) -> None:
     database.store.forget(("forgotten",))
 
 
+def list_ids_of_threads_of_user(saver: Checkpointer, name: str) -> list[str]:
+    """Return the sorted ids of the threads that the server's list finds by a user."""
+    rows = ThreadList(saver).search(ThreadQuery(metadata={name: "ann"}), lambda row: row, 100)
+    return sorted(row.thread_id for row in rows if row.metadata.get(name) == "ann")
+
+
 def read_everything(database: Database) -> list[Any]:
     """Return everything that can be read from a database."""
     saver, store = database
@@ -124,6 +136,8 @@ def read_everything(database: Database) -> list[Any]:
         [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in saver.threads()],
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [checkpoint.config for checkpoint in saver.list(None, filter={"user": "u1"})],
+        *(saver.heads(filter={name: "ann"}) for name in ("user_id", "owner")),
+        *(list_ids_of_threads_of_user(saver, name) for name in ("user_id", "owner")),
         list_run_rows(saver, "a"),
         sorted(asyncio.run(open_table(CronTable, saver).list_crons()), key=str),
         asyncio.run(open_table(AssistantTable, saver).list_assistants()),
@@ -171,7 +185,12 @@ def test_copy_equals_source_and_can_be_continued(
 
     assert read_everything(old) == read_everything(new)
     assert (rows["assistants"], rows["crons"]) == (3, 2)
-    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
+    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (11, 5, 4)
+    of_ann = ["of a client 0", "of a user 0"]
+    assert list_ids_of_threads_of_user(new.saver, "user_id") == of_ann
+    assert list_ids_of_threads_of_user(new.saver, "owner") == [
+        *("of a client 1", "of a user 0", "of a user 1")
+    ]
     for database in (old, new):
         graph = compile_graph(database.saver)
         graph.invoke(Command(resume="this"), {"configurable": {"thread_id": "c"}})
@@ -340,7 +359,7 @@ def test_killed_copy_command_is_completed_by_repeating_it(
     assert killed.returncode == -signal.SIGKILL
     assert "new.db is an incomplete copy" in copy_error
     assert "contains an incomplete copy of another database" in source_error
-    assert output.startswith("copied and compared: 5 threads, ")
+    assert output.startswith("copied and compared: 11 threads, ")
 
 
 def test_copy_command_reads_keys_from_files(
@@ -358,7 +377,7 @@ def test_copy_command_reads_keys_from_files(
 
     rows = run_json("copy", *between, "--from-key-file", "old.key", "--to-key-file", "new.key")
 
-    assert (rows["threads"], rows["store_items"]) == (5, 4)
+    assert (rows["threads"], rows["store_items"]) == (11, 4)
 
 
 def test_continued_copy_fails_if_source_has_changed(
@@ -545,7 +564,7 @@ def test_copy_counts_rows_once_after_lost_connection(
 
     assert disconnected
     assert (rows["assistants"], rows["crons"]) == (3, 2)
-    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
+    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (11, 5, 4)
 
 
 OTHER_CONNECTIONS = "pid <> pg_backend_pid() AND datname = current_database()"

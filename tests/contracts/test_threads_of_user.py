@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer, thread_reader
 from perdure.checkpointers.records import ClientMetadata, compute_metadata_index_tag
+from perdure.errors import ImportFailed
 from perdure.run_tables import thread_list
 from perdure.run_tables.component import create_server_tables
 from perdure.run_tables.thread_list import ThreadList, ThreadQuery
@@ -178,6 +180,23 @@ def test_lists_agree_with_the_heads_after_random_operations(
             operations.run_any()
         check_lists(saver)
         check_server_lists(saver)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lists_agree_with_the_heads_after_imports(
+    seed: int, saver: SQLiteCheckpointer, tmp_path: Path
+) -> None:
+    """Threads are imported, and imported again after they were continued in the source."""
+    create_server_tables(saver)
+    with SQLiteCheckpointer.open(tmp_path / "source.db") as source:
+        operations = Operations(source, random.Random(seed))
+        for _ in range(4):
+            for _ in range(10):
+                operations.put()
+            with suppress(ImportFailed):  # of threads that have branched in the source
+                saver.import_from(source)
+            check_lists(saver)
+            check_server_lists(saver)
 
 
 @given(st.integers(), st.integers(5, 60))

@@ -275,6 +275,8 @@ INDEXED_STATEMENTS = [
     "checkpoint_row_with_keys",
     "tagged_checkpoints",
     "thread_sizes",
+    "keys_of_tagged_threads",
+    "keys_of_threads_in_id_range",
 ]
 INDEXED_STATEMENTS += [
     "items_with_hashes",
