@@ -635,8 +635,10 @@ class CheckpointReader:
         The stored metadata contains only the keys of the head's metadata that are displayed in
         thread lists.
         """
-        listed = self.select_and_encode_listed_metadata(metadata)
-        yield build_list_entry_update(self.sql, self.seal, row.key, row.thread_id, title, listed)
+        listed_metadata = self.select_and_encode_listed_metadata(metadata)
+        yield build_list_entry_update(
+            self.sql, self.seal, row.key, row.thread_id, title, listed_metadata
+        )
 
     def select_and_encode_listed_metadata(
         self, metadata: Mapping[str, Any]
