@@ -450,6 +450,15 @@ ON CONFLICT ({tenant}name) DO UPDATE SET value = transcript_settings.value + 1;
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t WHERE thread_id = ?
 AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key));
 
+-- head_ids: one page of threads, latest activity first, with the ids of the heads of their root namespaces
+SELECT s.thread_key, s.thread_id, s.updated_at, c.checkpoint_id, s.list_entry FROM (
+    SELECT t.thread_key, t.thread_id, t.updated_at, t.list_entry, (SELECT CASE n.explicit_head
+    WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
+    ELSE (n.namespace_key << 32) + n.explicit_head END FROM namespaces n WHERE n.thread_key = t.thread_key AND n.checkpoint_ns = '') AS head
+    FROM threads t WHERE (t.updated_at, t.thread_key) < (?1, ?2) AND t.updated_at >= ?3
+    ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4
+) s LEFT JOIN checkpoints c ON c.row_key = s.head ORDER BY s.updated_at DESC, s.thread_key DESC;
+
 -- root_heads: the heads of the root namespaces of some threads
 SELECT n.thread_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM namespaces n JOIN checkpoints c ON c.row_key = CASE n.explicit_head
 WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)

@@ -41,6 +41,8 @@ from perdure.memory.nodes import check_messages
 from perdure.memory.options import is_number
 from perdure.memory.quotation import read_message_text
 from perdure.stores.base import Namespace, PutItem
+from perdure.stores.store import Store
+from perdure.stores.values import decode_json_object
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
@@ -667,6 +669,47 @@ async def read_watermarks(
     return [
         empty if note is None else _decode_watermark(note)
         for note in await adapter.call("batch", ops)
+    ]
+
+
+async def find_read_heads(
+    adapter: StoreAdapter,
+    heads: Sequence[tuple[Namespace, str, str]],
+    extractor: str = TURN_EXTRACTOR,
+) -> list[bool]:
+    """Return for each head whether the watermark of its thread records that the head was read.
+
+    A store of perdure reads all watermarks in one request, and decodes only their values.
+
+    Args:
+        adapter: The adapter of the store that contains the watermarks.
+        heads: For each thread, the namespace of its memories, its id, and the id of its head.
+        extractor: The name of the extractor.
+    """
+    if not isinstance(adapter.store, Store):
+        watermark_keys = [(namespace, thread_id) for namespace, thread_id, _ in heads]
+        watermarks = await read_watermarks(adapter, watermark_keys, extractor)
+        return [
+            watermark.checkpoint_id == checkpoint_id
+            for watermark, (_, _, checkpoint_id) in zip(watermarks, heads, strict=True)
+        ]
+    parts = adapter.store.parts
+    paths = {
+        namespace: parts.resolve_prefix(
+            build_namespace_of_notes_about_memories(WATERMARKS, namespace)
+        )
+        for namespace in {namespace for namespace, _, _ in heads}
+    }
+    keys = [
+        (paths[namespace], _build_watermark_key(extractor, thread_id))
+        for namespace, thread_id, _ in heads
+    ]
+    texts = await parts.runner.run_read_flow(
+        lambda: parts.reader.read_value_texts(keys, parts.now())
+    )
+    return [
+        key in texts and decode_json_object(texts[key]).get("checkpoint_id") == checkpoint_id
+        for key, (_, _, checkpoint_id) in zip(keys, heads, strict=True)
     ]
 
 
