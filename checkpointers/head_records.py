@@ -1,18 +1,19 @@
-"""Read the ids and the metadata of the heads of many threads, without decoding the checkpoints.
+"""Search all threads for those whose heads have a property, at a low cost per thread.
 
-A thread's row contains a copy of the metadata of the thread's head, except for some fields. The
-checkpoint itself is decoded only if the row lacks the metadata, or if the caller needs one of the
-excepted fields. `Checkpointer.heads` also returns the title and the status of each thread, and
-costs several times as much.
+`iter_head_pages` reads the ids and the metadata of heads. A thread's row contains a copy of the
+metadata of the thread's head, except for some fields. The checkpoint itself is decoded only if the
+row lacks the metadata, or if the caller needs one of the excepted fields. `Checkpointer.heads` also
+returns the title and the status of each thread, and costs several times as much.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
@@ -23,6 +24,7 @@ from perdure.checkpointers.records import (
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Row
 
+T = TypeVar("T")
 # Maximum number of threads read by one SQL statement.
 _PAGE: Final = 500
 # Stored times are rounded when they are converted to datetimes. A search for active threads
@@ -67,19 +69,76 @@ def iter_head_pages(
     fields = dict.fromkeys(field_names)
     is_listed = len(select_metadata_shown_in_thread_lists(fields)) == len(fields)
     since = -inf if active_since is None else active_since.timestamp() - _ROUNDING_S
+    return _iter_pages(
+        database, reader, since, lambda rows: _build_head_records(reader, rows, is_listed)
+    )
+
+
+def find_ids_of_possibly_idle_threads(
+    database: Database, reader: CheckpointReader, before: datetime
+) -> list[str]:
+    """Return the ids of all threads that may have been idle since a given time.
+
+    These are the threads without activity since `before`, the threads whose head has an earlier
+    `ts`, and the threads without a head. The caller checks each thread again in the transaction
+    that uses it.
+
+    Args:
+        database: The checkpointer's database.
+        reader: The checkpointer's reader.
+        before: The time.
+
+    Returns:
+        The ids, in the order of the threads' row keys.
+    """
+    pages = _iter_pages(
+        database,
+        reader,
+        -inf,
+        lambda rows: _find_possibly_idle_threads(reader, rows, before.timestamp()),
+    )
+    return [thread_id for _, thread_id in sorted(chain.from_iterable(pages))]
+
+
+def _iter_pages(
+    database: Database,
+    reader: CheckpointReader,
+    since: float,
+    build_page: Callable[[list[Row]], Flow[list[T]]],
+) -> Iterator[list[T]]:
+    """Yield the pages that `build_page` builds from rows of the statement `head_ids`.
+
+    `since` is the time of the earliest activity, in seconds since 1970.
+    """
     last_time, last_key = inf, 0
 
-    def read_page() -> Flow[tuple[list[Row], list[HeadRecord]]]:
+    def read_page() -> Flow[tuple[list[Row], list[T]]]:
         rows = yield reader.sql("head_ids", last_time, last_key, since, _PAGE)
-        return rows, (yield from _build_head_records(reader, rows, is_listed))
+        return rows, (yield from build_page(rows))
 
     while True:
-        rows, heads = database.read(read_page)
-        if heads:
-            yield heads
+        rows, page = database.read(read_page)
+        yield page
         if len(rows) < _PAGE:
             return
         last_key, _, last_time, *_ = rows[-1]
+
+
+def _find_possibly_idle_threads(
+    reader: CheckpointReader, rows: list[Row], before: float
+) -> Flow[list[tuple[int, str]]]:
+    """Return the keys and ids of the threads in `rows` that may have been idle since `before`."""
+    idle_keys = {
+        key for key, _, updated_at, head_id, _ in rows if head_id is None or updated_at < before
+    }
+    other_threads = {key: (name, time) for key, name, time, *_ in rows if key not in idle_keys}
+    if other_threads:
+        for key, *row in (yield reader.sql("root_heads", json.dumps([*other_threads]))):
+            thread_id, updated_at = other_threads[key]
+            head = reader.decrypt_checkpoint_row(thread_id, "", tuple(row))
+            if reader.decode_checkpoint_unix_time(head, updated_at) < before:
+                idle_keys.add(key)
+    return [(key, thread_id) for key, thread_id, *_ in rows if key in idle_keys]
 
 
 def _build_head_records(

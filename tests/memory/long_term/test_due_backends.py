@@ -141,7 +141,7 @@ def test_every_unread_thread_is_found_by_the_first_and_by_later_searches(
     watermark = talks.find_watermark(4)
     talks.store.delete(watermark.namespace, watermark.key)
     talks.extraction.extract("t5", talks.config(5), anew=True)
-    assert ["t4"] == sorted({*talks.list_unread()} - {*expected})
+    assert sorted({*talks.list_unread()} - {*expected}) == ["t4"]
 
 
 def test_thread_whose_list_entry_lacks_the_metadata_is_found(databases: Any) -> None:
@@ -173,7 +173,7 @@ def test_thread_that_went_to_another_user_is_found_for_that_user(databases: Any)
     talks.store.put(other_namespace, watermark.key, watermark.value, index=False)
     talks.store.delete(watermark.namespace, watermark.key)
 
-    assert ["t1"] == talks.list_unread()
+    assert talks.list_unread() == ["t1"]
 
 
 def test_label_that_thread_lists_do_not_show_is_read_from_the_head(databases: Any) -> None:
@@ -188,6 +188,6 @@ def test_label_that_thread_lists_do_not_show_is_read_from_the_head(databases: An
 
     jobs = DueThreads(extraction, Pace(0)).list_jobs()
 
-    assert [("t1", ("memories", "g"))] == [(job.thread_id, job.namespace) for job in jobs]
+    assert [(job.thread_id, job.namespace) for job in jobs] == [("t1", ("memories", "g"))]
     extraction.extract("t1", config)
     assert DueThreads(extraction, Pace(0)).list_jobs() == []
