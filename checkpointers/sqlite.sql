@@ -489,9 +489,9 @@ SELECT c.row_count, i.row_count, c.bytes + i.bytes + w.bytes FROM (
 -- largest_threads: the threads with the most bytes of checkpoints, items and pending writes, with the columns of list_threads
 SELECT t.thread_key, t.thread_id, t.created_at, t.updated_at, t.thread_key, t.list_entry FROM threads t JOIN (
     SELECT thread_key, sum(bytes) AS bytes FROM (
-        SELECT n.thread_key, sum(length(c.body)) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace_key = c.row_key >> 32 GROUP BY 1
-        UNION ALL SELECT l.thread_key, sum(length(i.body)) FROM items i JOIN logs l ON l.log_key = i.row_key >> 32 GROUP BY 1
-        UNION ALL SELECT n.thread_key, sum(length(w.body)) FROM writes w JOIN namespaces n ON n.namespace_key = w.namespace_key GROUP BY 1
+        SELECT n.thread_key, length(c.body) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace_key = c.row_key >> 32
+        UNION ALL SELECT l.thread_key, length(i.body) FROM items i JOIN logs l ON l.log_key = i.row_key >> 32
+        UNION ALL SELECT n.thread_key, length(w.body) FROM writes w JOIN namespaces n ON n.namespace_key = w.namespace_key
     ) parts GROUP BY thread_key
 ) s ON s.thread_key = t.thread_key ORDER BY s.bytes DESC, t.thread_key DESC LIMIT ?;
 
@@ -503,9 +503,11 @@ WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.
 SELECT thread_key, thread_id, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread_key > ? ORDER BY t.thread_key LIMIT ?;
 
 -- totals: the number of threads, checkpoints and items in the database, and the bytes of checkpoints, items and pending writes
-SELECT (SELECT count(*) FROM threads t WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key)), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE content_hash <> 0),
-    (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
-    + (SELECT coalesce(sum(length(body)), 0) FROM writes);
+SELECT (SELECT count(*) FROM threads t WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key)),
+c.row_count, i.row_count, c.bytes + i.bytes + w.bytes
+FROM (SELECT count(*) AS row_count, coalesce(sum(length(body)), 0) AS bytes FROM checkpoints) c,
+(SELECT count(*) FILTER (WHERE content_hash <> 0) AS row_count, coalesce(sum(length(body)), 0) AS bytes FROM items) i,
+(SELECT coalesce(sum(length(body)), 0) AS bytes FROM writes) w;
 
 -- raise_keys_after_copy: raise the key counter above the keys of the rows that were copied
 INSERT INTO keys (name, last_key) SELECT '', max(last_key) FROM (
