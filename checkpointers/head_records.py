@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     decode_stored_id,
-    decrypt_listed_title_and_encoded_metadata,
+    decrypt_listed_metadata,
     select_metadata_shown_in_thread_lists,
 )
 from perdure.storage.database import Database
@@ -153,9 +153,7 @@ def _build_head_records(
     for thread_key, thread_id, _, checkpoint_id, list_entry in rows:
         encoded = None
         if is_listed and checkpoint_id is not None:
-            _, encoded = decrypt_listed_title_and_encoded_metadata(
-                reader.seal, thread_id, list_entry
-            )
+            encoded = decrypt_listed_metadata(reader.seal, thread_id, list_entry)
         if encoded is not None:
             # Many threads have the same metadata, for example those of one user.
             if encoded not in decoded:

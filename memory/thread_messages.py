@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+import orjson
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
@@ -42,7 +43,6 @@ from perdure.memory.options import is_number
 from perdure.memory.quotation import read_message_text
 from perdure.stores.base import Namespace, PutItem
 from perdure.stores.store import Store
-from perdure.stores.values import decode_json_object
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
@@ -708,9 +708,21 @@ async def find_read_heads(
         lambda: parts.reader.read_value_texts(keys, parts.now())
     )
     return [
-        key in texts and decode_json_object(texts[key]).get("checkpoint_id") == checkpoint_id
+        _is_watermark_at_head(texts.get(key), checkpoint_id)
         for key, (_, _, checkpoint_id) in zip(keys, heads, strict=True)
     ]
+
+
+def _is_watermark_at_head(text: str | None, checkpoint_id: str) -> bool:
+    """Return whether the JSON text of a watermark names a checkpoint as the head that was read.
+
+    The result is False if the watermark is missing or damaged. `read_watermarks` then reads it
+    again, and raises the error that describes the damage.
+    """
+    try:
+        return text is not None and orjson.loads(text)["checkpoint_id"] == checkpoint_id
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def build_put_clearing_extraction_failure(watermark_note: Item) -> PutItem:

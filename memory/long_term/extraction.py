@@ -835,7 +835,7 @@ class DueThreads:
             self._since,
             self._extraction.namespace.placeholder_names,
         ):
-            unread = dict[str, tuple[UnreadHead, datetime, Namespace, dict[str, str]]]()
+            candidates = list[tuple[HeadRecord, datetime, Namespace, dict[str, str]]]()
             for head in page:
                 previous = self._unread.pop(head.thread_id, None)
                 first_seen = previous[1] if previous else min(started_at, head.updated_at)
@@ -845,18 +845,20 @@ class DueThreads:
                         head, namespaces
                     )
                 ):
-                    unread_head = UnreadHead(head.thread_id, head.checkpoint_id, head.updated_at)
-                    unread[head.thread_id] = unread_head, first_seen, *namespace_and_labels
+                    candidates.append((head, first_seen, *namespace_and_labels))
             heads = [
-                (namespace, head.thread_id, head.checkpoint_id)
-                for head, _, namespace, _ in unread.values()
+                (namespace, head.thread_id, head.checkpoint_id or "")
+                for head, _, namespace, _ in candidates
             ]
             are_read = run_operation(find_read_heads(adapter, heads, name))
-            for thread_id, is_read in zip([*unread], are_read, strict=True):
+            for (head, first_seen, namespace, labels), (*_, checkpoint_id), is_read in zip(
+                candidates, heads, are_read, strict=True
+            ):
                 if is_read:
-                    self._read_states.pop(thread_id, None)
+                    self._read_states.pop(head.thread_id, None)
                 else:
-                    self._unread[thread_id] = unread[thread_id]
+                    unread_head = UnreadHead(head.thread_id, checkpoint_id, head.updated_at)
+                    self._unread[head.thread_id] = unread_head, first_seen, namespace, labels
         self._since = started_at - _ACTIVITY_MARGIN
 
     def _find_memory_namespace_and_label_values(
