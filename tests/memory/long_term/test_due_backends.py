@@ -119,7 +119,8 @@ def test_every_unread_thread_is_found_by_the_first_and_by_later_searches(
     databases: Any, extractor: type[TurnExtractor]
 ) -> None:
     """A thread is unread if it is new, was changed after it was read, or lost its watermark."""
-    talks = Conversations(*databases, extractor())
+    saver, store = databases
+    talks = Conversations(saver, store, extractor())
     old = DueThreads(talks.extraction, Pace(0))
     for number in range(16):
         talks.send(number)
@@ -146,7 +147,8 @@ def test_every_unread_thread_is_found_by_the_first_and_by_later_searches(
 
 def test_thread_whose_list_entry_lacks_the_metadata_is_found(databases: Any) -> None:
     """After an erasure, the row of a thread has no metadata, and the head is read."""
-    talks = Conversations(*databases, TurnExtractor())
+    saver, store = databases
+    talks = Conversations(saver, store, TurnExtractor())
     for number in range(7):
         talks.send(number)
         talks.extract(number)
@@ -165,7 +167,8 @@ def test_thread_whose_list_entry_lacks_the_metadata_is_found(databases: Any) -> 
 
 def test_thread_that_went_to_another_user_is_found_for_that_user(databases: Any) -> None:
     """The watermark of the former user does not count, although it names the same head."""
-    talks = Conversations(*databases, TurnExtractor())
+    saver, store = databases
+    talks = Conversations(saver, store, TurnExtractor())
     talks.send(1)
     talks.extract(1)
     watermark = talks.find_watermark(1)
@@ -177,7 +180,7 @@ def test_thread_that_went_to_another_user_is_found_for_that_user(databases: Any)
 
 
 def test_label_that_thread_lists_do_not_show_is_read_from_the_head(databases: Any) -> None:
-    """The fields that thread lists leave out, such as `perdure_team`, are only in the head."""
+    """The row of a thread has no fields whose names begin with `run_attempt`."""
     saver, store = databases
     talks = Conversations(saver, store, TurnExtractor())
     config = talks.config(1)
