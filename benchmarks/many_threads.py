@@ -256,6 +256,9 @@ class Subject:
             page = partial(store.list_namespaces, limit=50, offset=OFFSET)
             await self.meter.measure(f"list_namespaces(limit=50, offset={OFFSET})", page, 50)
             await self._measure_due(saver, store)
+            long_ago = datetime.now(UTC) - timedelta(days=10 * max(IDLE_DAYS))
+            idle = partial(saver.delete_idle, long_ago, dry_run=True)
+            await self.meter.measure("delete_idle, no idle thread", idle, 0, repeats=False)
             archive = partial(people.export, self.user, saver, store)
             await self.meter.measure("export of one user", lambda: [*archive()])
             size = saver.stats()["size_bytes"] / 1e6

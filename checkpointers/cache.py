@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row, WriteCounts
 
-# Number of requests after which the cache recomputes its total size, and evicts threads if it is
-# too large.
+# Number of requests after which the cache adds the growth of its threads to its total size, and
+# evicts threads if it is too large.
 _REQUESTS_BETWEEN_EVICTIONS: Final = 64
 # Estimated size in bytes of a cached thread, excluding the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
@@ -312,6 +312,7 @@ class Thread:
         pending_writes: The pending writes of recent checkpoints, by namespace and id of the
             checkpoint, and by task id. They are dropped when the next checkpoint is put.
         size_bytes: The estimated memory of the cached data.
+        counted_bytes: The part of `size_bytes` that the total size of the cache contains.
         title: The title in lists. None if no title was determined yet; see `NO_TITLE`.
         listed_metadata: The part of the head's metadata that lists show, decoded and encoded.
         newest_checkpoint: The row key and the id of the newest checkpoint that was put or read. If
@@ -322,9 +323,10 @@ class Thread:
     """
 
     __slots__ = (
-        *("generation", "heads", "key", "last_namespace", "last_seq", "listed_metadata", "lock"),
-        *("logs", "logs_by_channel", "newest_checkpoint", "newest_removal", "pending_writes"),
-        *("size_bytes", "title", "updated_at", "version_token"),
+        *("counted_bytes", "generation", "heads", "key", "last_namespace", "last_seq"),
+        *("listed_metadata", "lock", "logs", "logs_by_channel", "newest_checkpoint"),
+        *("newest_removal", "pending_writes", "size_bytes", "title", "updated_at"),
+        "version_token",
     )
 
     def __init__(self, key: int, generation: int, newest_removal: int = 0) -> None:
@@ -339,7 +341,7 @@ class Thread:
         self.heads: dict[str, Head] = {}
         self.last_namespace = "", 0
         self.pending_writes: dict[tuple[str, str], dict[str, PendingTask]] = {}
-        self.size_bytes = _THREAD_OVERHEAD
+        self.size_bytes, self.counted_bytes = _THREAD_OVERHEAD, 0
         self.title: Title | None = None
         self.listed_metadata: tuple[dict[str, Any], bytes] | None = None
         self.newest_checkpoint: tuple[int, str] | None = None
@@ -490,6 +492,12 @@ class Cache:
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
         self._request_count = 0
+        # The sum of the attribute `counted_bytes` of all cached threads.
+        self._total_bytes = 0
+        # The ids of the threads that were used since the last eviction, and of those that were used
+        # between the last two evictions. Only these threads may have grown since they were counted.
+        # A thread also grows after it was marked as used, while its items are being read.
+        self._used_ids, self._previously_used_ids = set[str](), set[str]()
         self._overlapped = overlapped
         self.keys = KeyBlock()
         self.get_thread = self._threads.get
@@ -506,7 +514,8 @@ class Cache:
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
-                thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
+                thread = Thread(key, generation, newest_removal)
+                self._set_thread_while_locked(thread_id, thread)
             elif thread.generation > generation:
                 # The caller's database snapshot is older than the cached data, so return a new,
                 # empty `Thread` and keep the cached one.
@@ -517,8 +526,17 @@ class Cache:
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
         """Replace the cached copy of a thread with the thread's state after a transaction."""
         with self._lock:
-            self._threads[thread_id] = thread
+            self._set_thread_while_locked(thread_id, thread)
         self.mark_thread_used(thread_id)
+
+    def _set_thread_while_locked(self, thread_id: str, thread: Thread) -> None:
+        """Store a thread in the cache in place of the cached copy, if there is one."""
+        cached = self._threads.get(thread_id)
+        if cached is not thread:
+            if cached is not None:
+                self._total_bytes -= cached.counted_bytes
+            self._threads[thread_id] = thread
+            thread.counted_bytes = 0
 
     def record_run_overlap_and_check_if_first_of_thread(self, thread_id: str) -> bool:
         """Record in the cache that runs of a thread overlap; return False if already recorded."""
@@ -537,6 +555,7 @@ class Cache:
         with self._lock:
             if thread_id in self._threads:
                 self._threads.move_to_end(thread_id)
+                self._used_ids.add(thread_id)
                 self._request_count += 1
                 if self._request_count % _REQUESTS_BETWEEN_EVICTIONS == 0:
                     self._evict_threads_while_locked()
@@ -546,9 +565,15 @@ class Cache:
 
         The most recently used thread stays in the cache, even if it exceeds the memory limit alone.
         """
-        total = sum(thread.size_bytes for thread in self._threads.values())
-        while total > self._limit and len(self._threads) > 1:
-            total -= self._threads.popitem(last=False)[1].size_bytes
+        for thread_id in self._used_ids | self._previously_used_ids:
+            thread = self._threads.get(thread_id)
+            if thread is not None:
+                size_bytes = thread.size_bytes
+                self._total_bytes += size_bytes - thread.counted_bytes
+                thread.counted_bytes = size_bytes
+        self._previously_used_ids, self._used_ids = self._used_ids, set()
+        while self._total_bytes > self._limit and len(self._threads) > 1:
+            self._total_bytes -= self._threads.popitem(last=False)[1].counted_bytes
 
     def invalidate_heads(self, thread_id: str) -> None:
         """Drop the cached heads of a thread.
@@ -564,4 +589,6 @@ class Cache:
     def drop_thread(self, thread_id: str) -> None:
         """Drop a thread from the cache."""
         with self._lock:
-            self._threads.pop(thread_id, None)
+            thread = self._threads.pop(thread_id, None)
+            if thread is not None:
+                self._total_bytes -= thread.counted_bytes

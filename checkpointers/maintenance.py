@@ -22,6 +22,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.extensions import ExtensionCounts, ThreadExtensions
+from perdure.checkpointers.head_records import find_ids_of_possibly_idle_threads
 from perdure.checkpointers.labels import (
     MAX_UPDATED_IDS,
     UPDATED,
@@ -224,7 +225,11 @@ class Maintenance:
             return info
 
         deleted = []
-        for thread_id in self._resolve_thread_ids(thread_ids):
+        for thread_id in (
+            find_ids_of_possibly_idle_threads(self.database, self.reader, before)
+            if thread_ids is None
+            else check_thread_ids(thread_ids)
+        ):
             info = self.database.read(partial(find_idle, thread_id, False))
             if info is not None and not dry_run:
                 info = self.delete_and_drop_cached_thread(

@@ -490,6 +490,20 @@ def decrypt_listed_title_and_encoded_metadata(
     return None, None
 
 
+def decrypt_listed_metadata(seal: Seal, thread_id: str, stored: bytes | None) -> bytes | None:
+    """Decrypt a thread-list entry, and return only the thread's encoded metadata.
+
+    See `decrypt_listed_title_and_encoded_metadata`, which takes twice as long.
+    """
+    if stored is None:
+        return None
+    try:
+        _, _, encoded_metadata = unpack(seal.unseal(stored, ("title", thread_id)))
+    except (CorruptRecord, TypeError, ValueError):
+        return None
+    return encoded_metadata  # type: ignore[no-any-return]
+
+
 def select_metadata_shown_in_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a checkpoint's metadata that is shown in thread lists."""
     return {

@@ -477,6 +477,15 @@ ON CONFLICT ({tenant}name) DO UPDATE SET value = transcript_settings.value + 1;
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t WHERE thread_id = ?
 AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key));
 
+-- head_ids: one page of threads, latest activity first, with the ids of the heads of their root namespaces
+SELECT s.thread_key, s.thread_id, s.updated_at, c.checkpoint_id, s.list_entry FROM (
+    SELECT t.thread_key, t.thread_id, t.updated_at, t.list_entry, (SELECT CASE n.explicit_head
+    WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
+    ELSE (n.namespace_key << 32) + n.explicit_head END FROM namespaces n WHERE n.thread_key = t.thread_key AND n.checkpoint_ns = '') AS head
+    FROM threads t WHERE (t.updated_at, t.thread_key) < (?1, ?2) AND t.updated_at >= ?3
+    ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4
+) s LEFT JOIN checkpoints c ON c.row_key = s.head ORDER BY s.updated_at DESC, s.thread_key DESC;
+
 -- root_heads: the heads of the root namespaces of some threads
 SELECT n.thread_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM namespaces n JOIN checkpoints c ON c.row_key = CASE n.explicit_head
 WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
@@ -507,9 +516,9 @@ SELECT c.row_count, i.row_count, c.bytes + i.bytes + w.bytes FROM (
 -- largest_threads: the threads with the most bytes of checkpoints, items and pending writes, with the columns of list_threads
 SELECT t.thread_key, t.thread_id, t.created_at, t.updated_at, t.thread_key, t.list_entry FROM threads t JOIN (
     SELECT thread_key, sum(bytes) AS bytes FROM (
-        SELECT n.thread_key, sum(length(c.body)) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace_key = c.row_key >> 32 GROUP BY 1
-        UNION ALL SELECT l.thread_key, sum(length(i.body)) FROM items i JOIN logs l ON l.log_key = i.row_key >> 32 GROUP BY 1
-        UNION ALL SELECT n.thread_key, sum(length(w.body)) FROM writes w JOIN namespaces n ON n.namespace_key = w.namespace_key GROUP BY 1
+        SELECT n.thread_key, length(c.body) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace_key = c.row_key >> 32
+        UNION ALL SELECT l.thread_key, length(i.body) FROM items i JOIN logs l ON l.log_key = i.row_key >> 32
+        UNION ALL SELECT n.thread_key, length(w.body) FROM writes w JOIN namespaces n ON n.namespace_key = w.namespace_key
     ) parts GROUP BY thread_key
 ) s ON s.thread_key = t.thread_key ORDER BY s.bytes DESC, t.thread_key DESC LIMIT ?;
 
@@ -521,9 +530,11 @@ WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.
 SELECT thread_key, thread_id, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread_key > ? ORDER BY t.thread_key LIMIT ?;
 
 -- totals: the number of threads, checkpoints and items in the database, and the bytes of checkpoints, items and pending writes
-SELECT (SELECT count(*) FROM threads t WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key)), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE content_hash <> 0),
-    (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
-    + (SELECT coalesce(sum(length(body)), 0) FROM writes);
+SELECT (SELECT count(*) FROM threads t WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key)),
+c.row_count, i.row_count, c.bytes + i.bytes + w.bytes
+FROM (SELECT count(*) AS row_count, coalesce(sum(length(body)), 0) AS bytes FROM checkpoints) c,
+(SELECT count(*) FILTER (WHERE content_hash <> 0) AS row_count, coalesce(sum(length(body)), 0) AS bytes FROM items) i,
+(SELECT coalesce(sum(length(body)), 0) AS bytes FROM writes) w;
 
 -- raise_keys_after_copy: raise the key counter above the keys of the rows that were copied
 INSERT INTO keys (name, last_key) SELECT '', max(last_key) FROM (

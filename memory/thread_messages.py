@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+import orjson
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
@@ -41,6 +42,7 @@ from perdure.memory.nodes import check_messages
 from perdure.memory.options import is_number
 from perdure.memory.quotation import read_message_text
 from perdure.stores.base import Namespace, PutItem
+from perdure.stores.store import Store
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
@@ -668,6 +670,59 @@ async def read_watermarks(
         empty if note is None else _decode_watermark(note)
         for note in await adapter.call("batch", ops)
     ]
+
+
+async def find_read_heads(
+    adapter: StoreAdapter,
+    heads: Sequence[tuple[Namespace, str, str]],
+    extractor: str = TURN_EXTRACTOR,
+) -> list[bool]:
+    """Return for each head whether the watermark of its thread records that the head was read.
+
+    A store of perdure reads all watermarks in one request, and decodes only their values.
+
+    Args:
+        adapter: The adapter of the store that contains the watermarks.
+        heads: For each thread, the namespace of its memories, its id, and the id of its head.
+        extractor: The name of the extractor.
+    """
+    if not isinstance(adapter.store, Store):
+        watermark_keys = [(namespace, thread_id) for namespace, thread_id, _ in heads]
+        watermarks = await read_watermarks(adapter, watermark_keys, extractor)
+        return [
+            watermark.checkpoint_id == checkpoint_id
+            for watermark, (_, _, checkpoint_id) in zip(watermarks, heads, strict=True)
+        ]
+    parts = adapter.store.parts
+    paths = {
+        namespace: parts.resolve_prefix(
+            build_namespace_of_notes_about_memories(WATERMARKS, namespace)
+        )
+        for namespace in {namespace for namespace, _, _ in heads}
+    }
+    keys = [
+        (paths[namespace], _build_watermark_key(extractor, thread_id))
+        for namespace, thread_id, _ in heads
+    ]
+    texts = await parts.runner.run_read_flow(
+        lambda: parts.reader.read_value_texts(keys, parts.now())
+    )
+    return [
+        _is_watermark_at_head(texts.get(key), checkpoint_id)
+        for key, (_, _, checkpoint_id) in zip(keys, heads, strict=True)
+    ]
+
+
+def _is_watermark_at_head(text: str | None, checkpoint_id: str) -> bool:
+    """Return whether the JSON text of a watermark names a checkpoint as the head that was read.
+
+    The result is False if the watermark is missing or damaged. `read_watermarks` then reads it
+    again, and raises the error that describes the damage.
+    """
+    try:
+        return text is not None and orjson.loads(text)["checkpoint_id"] == checkpoint_id
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def build_put_clearing_extraction_failure(watermark_note: Item) -> PutItem:

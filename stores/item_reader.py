@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from langgraph.store.base import MatchCondition
@@ -46,6 +46,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # page size, in rows, for reading namespaces or closed versions
 _PAGE_ROWS = 256
+# number of keys that one statement looks up when many values are read
+_KEYS_PER_STATEMENT = 250
 # An index on a JSON path is used only if it finds fewer than this number of matching rows. With
 # more rows, scanning all rows in sort order is faster.
 _MAX_INDEX_ROWS = 2_000
@@ -303,6 +305,31 @@ class ItemReader:
         name, moment = ("get", now) if as_of is None else ("get_as_of", as_of)
         rows = yield self.sql(name, path, key, moment)
         return rows[0] if rows else None
+
+    def read_value_texts(
+        self, paths_and_keys: Sequence[tuple[bytes, str]], now: int
+    ) -> Flow[dict[tuple[bytes, str], str]]:
+        """Return the values of many present items as JSON text, by namespace path and key.
+
+        Keys without a present item are left out of the result.
+
+        Raises:
+            CorruptRecord: The row of an item is damaged.
+        """
+        requested = ", ".join(["(?, ?)"] * _KEYS_PER_STATEMENT)
+        sql = self.sql["present_values"].format(requested=requested)
+        decode_text, texts = self.records.decode_text, dict[tuple[bytes, str], str]()
+        for start in range(0, len(paths_and_keys), _KEYS_PER_STATEMENT):
+            params: list[Any] = [
+                *chain.from_iterable(paths_and_keys[start : start + _KEYS_PER_STATEMENT])
+            ]
+            # Every statement has the same number of parameters, so that it is prepared only once.
+            # NULL equals no path.
+            params += [None] * (2 * _KEYS_PER_STATEMENT - len(params))
+            for path, key, version, value in (yield Statement(sql, (*params, now))):
+                row_data = ("value", path.decode(), key, version)
+                texts[path, key] = decode_text(value, row_data)
+        return texts
 
     def read_history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
         """Return every version of a key, oldest first."""

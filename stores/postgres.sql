@@ -98,6 +98,13 @@ LEFT JOIN LATERAL (SELECT * FROM store_versions v WHERE i.id IS NULL AND v.names
                    ORDER BY v.version DESC LIMIT 1) AS v ON true
 ORDER BY requested.position;
 
+-- present_values: see sqlite.sql
+WITH requested (path, key) AS (VALUES {requested})
+SELECT n.path, i.key, i.version, i.value FROM requested r
+CROSS JOIN LATERAL (SELECT * FROM store_namespaces n WHERE n.path = r.path LIMIT 1) AS n
+CROSS JOIN LATERAL (SELECT * FROM store_items i WHERE i.namespace_key = n.namespace_key AND i.key = r.key LIMIT 1) AS i
+WHERE i.expires_at IS NULL OR i.expires_at > ?;
+
 -- close_version_all: copy present versions that are about to be replaced to the closed versions
 INSERT INTO store_versions
     (id, namespace_key, key, version, created_at, valid_from, valid_to, first_id, searchable, value, provenance)

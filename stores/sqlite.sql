@@ -36,6 +36,11 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
 FROM store_namespaces n CROSS JOIN store_items i
 WHERE i.namespace_key = n.namespace_key AND n.path = ? AND i.key = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
+-- present_values: return the values of some present items; the caller replaces {requested} by one (?, ?) for each path and key
+WITH requested (path, key) AS (VALUES {requested})
+SELECT n.path, i.key, i.version, i.value FROM requested r CROSS JOIN store_namespaces n CROSS JOIN store_items i
+WHERE n.path = r.path AND i.namespace_key = n.namespace_key AND i.key = r.key AND (i.expires_at IS NULL OR i.expires_at > ?);
+
 -- get_as_of: return the version of a key that was valid at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_namespaces n CROSS JOIN store_items i

@@ -21,16 +21,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.address import Address, check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.head_records import HeadRecord, iter_head_pages
 from perdure.checkpointers.thread_reader import build_not_found_error
 from perdure.effects import (
     Operation,
@@ -84,6 +84,7 @@ from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
     Watermark,
+    find_read_heads,
     read_watermark,
     read_watermarks,
 )
@@ -650,6 +651,20 @@ class ExtractionJob:
         return " ".join(", ".join(filter(None, [head, *counts, attempt, self.error])).split())
 
 
+class UnreadHead(NamedTuple):
+    """The head of a thread that may have messages that no extraction has read yet.
+
+    Attributes:
+        thread_id: The id of the thread.
+        checkpoint_id: The id of the head.
+        updated_at: The time (UTC) at which the thread was last written to.
+    """
+
+    thread_id: str
+    checkpoint_id: str
+    updated_at: datetime
+
+
 class DueThreads:
     """Lists the threads that may have messages that no extraction has read yet.
 
@@ -673,7 +688,7 @@ class DueThreads:
         # Maps the id of each thread that may have unread messages to a tuple. Its elements are the
         # thread's head, the time at which the thread was first seen with unread messages, the
         # memory namespace, and the values of the placeholders in the namespace template.
-        self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
+        self._unread: dict[str, tuple[UnreadHead, datetime, Namespace, dict[str, str]]] = {}
         # maps the id of each thread whose user is unknown to the time of the last write to the
         # thread
         self._unassigned: dict[str, datetime] = {}
@@ -735,7 +750,7 @@ class DueThreads:
                 jobs.append(ExtractionJob(thread_id, namespace, state, *failure, due_at, labels))
             return jobs
 
-    def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
+    def _is_fully_read(self, head: UnreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
         A thread's head can be newer than the head recorded in the watermark although all messages
@@ -807,26 +822,56 @@ class DueThreads:
             self._unassigned.pop(thread_id, None)
 
     def _update_cached_unread_threads(self) -> None:
-        """Update the cache with the threads that were active since the previous call."""
-        started_at, last_thread_id = datetime.now(UTC), None
-        while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
-            last_thread_id = page[-1].thread_id
+        """Update the cache with the threads that were active since the previous call.
+
+        Only threads whose watermark does not record the head as read are added to the cache.
+        """
+        started_at = datetime.now(UTC)
+        adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
+        namespaces = dict[tuple[str, ...], Namespace | None]()
+        for page in iter_head_pages(
+            self._saver.database,
+            self._saver.parts.reader,
+            self._since,
+            self._extraction.namespace.placeholder_names,
+        ):
+            candidates = list[tuple[HeadRecord, datetime, Namespace, dict[str, str]]]()
             for head in page:
                 previous = self._unread.pop(head.thread_id, None)
                 first_seen = previous[1] if previous else min(started_at, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
                 if head.checkpoint_id is not None and (
-                    namespace_and_labels := self._find_memory_namespace_and_label_values(head)
+                    namespace_and_labels := self._find_memory_namespace_and_label_values(
+                        head, namespaces
+                    )
                 ):
-                    self._unread[head.thread_id] = head, first_seen, *namespace_and_labels
+                    candidates.append((head, first_seen, *namespace_and_labels))
+            heads = [
+                (namespace, head.thread_id, head.checkpoint_id or "")
+                for head, _, namespace, _ in candidates
+            ]
+            are_read = run_operation(find_read_heads(adapter, heads, name))
+            for (head, first_seen, namespace, labels), (*_, checkpoint_id), is_read in zip(
+                candidates, heads, are_read, strict=True
+            ):
+                if is_read:
+                    self._read_states.pop(head.thread_id, None)
+                else:
+                    unread_head = UnreadHead(head.thread_id, checkpoint_id, head.updated_at)
+                    self._unread[head.thread_id] = unread_head, first_seen, namespace, labels
         self._since = started_at - _ACTIVITY_MARGIN
 
     def _find_memory_namespace_and_label_values(
-        self, head: ThreadHead
+        self, head: HeadRecord, namespaces: dict[tuple[str, ...], Namespace | None]
     ) -> tuple[Namespace, dict[str, str]] | None:
         """Find the namespace of a thread's memories.
 
         If a value for the namespace template is missing, the thread is added to `_unassigned`.
+
+        Args:
+            head: The head of the thread.
+            namespaces: The namespaces that were already built, by the values that fill them in.
+                None marks values for which no namespace can be built. The function adds to it.
 
         Returns:
             The namespace and the values that fill it in, or None if a value is missing or not
@@ -837,20 +882,35 @@ class DueThreads:
         if len(labels) < len(names):
             self._unassigned[head.thread_id] = head.updated_at
             return None
+        values = tuple(labels.values())
+        # An invalid value in one thread must not prevent the extraction of memories from other
+        # threads.
+        try:
+            if values not in namespaces:
+                namespaces[values] = self._build_memory_namespace(labels)
+            check_item_key(head.thread_id)
+        except InvalidNamespace as exc:
+            _DUE_LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
+            return None
+        namespace = namespaces[values]
+        return None if namespace is None else (namespace, labels)
+
+    def _build_memory_namespace(self, labels: dict[str, str]) -> Namespace | None:
+        """Build the namespace of memories from the values that fill it in.
+
+        Return None if the values do not fill in the template.
+
+        Raises:
+            InvalidNamespace: A value is not allowed in a namespace.
+        """
         try:
             namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
             check_namespace_and_build_path(
                 build_namespace_of_notes_about_memories(WATERMARKS, namespace)
             )
-            check_item_key(head.thread_id)
         except ConfigurationError:
             return None
-        # An invalid value in one thread must not prevent the extraction of memories from other
-        # threads.
-        except InvalidNamespace as exc:
-            _DUE_LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
-            return None
-        return namespace, labels
+        return namespace
 
 
 def read_label_values(metadata: Mapping[str, Any], label_names: Iterable[str]) -> dict[str, str]:
@@ -873,7 +933,7 @@ def read_label_values(metadata: Mapping[str, Any], label_names: Iterable[str]) -
 
 
 def compute_job_state_and_due_time(
-    pace: Pace, head: ThreadHead, watermark: Watermark, first_seen_at: datetime, now: datetime
+    pace: Pace, head: UnreadHead, watermark: Watermark, first_seen_at: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
     """Return the state of a thread's extraction job, and the time at which the job is due.
 

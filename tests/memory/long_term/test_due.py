@@ -16,7 +16,6 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
-from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.effects import build_effect_that_calls_function_in_thread
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.long_term import extraction
@@ -24,6 +23,7 @@ from perdure.memory.long_term.extraction import (
     DueThreads,
     Extraction,
     Pace,
+    UnreadHead,
     compute_job_state_and_due_time,
 )
 from perdure.memory.thread_messages import Watermark, read_watermarks
@@ -37,8 +37,8 @@ def time_after(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def build_head(at: float, uid: str = "c1") -> ThreadHead:
-    return ThreadHead("t", uid, {}, time_after(at), time_after(at), ThreadStatus())
+def build_head(at: float, uid: str = "c1") -> UnreadHead:
+    return UnreadHead("t", uid, time_after(at))
 
 
 @pytest.fixture
