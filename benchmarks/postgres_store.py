@@ -35,33 +35,39 @@ PEER = "AsyncPostgresStore"
 Operation = Callable[[Any, int], Awaitable[Any]]
 
 
-def namespace(number: int) -> tuple[str, str, str]:
+def build_namespace(number: int) -> tuple[str, str, str]:
     user = number % NAMESPACES
     return f"org{user % 10}", f"user{user}", "memories"
 
 
-def value(number: int) -> dict[str, Any]:
+def build_value(number: int) -> dict[str, Any]:
     kind = KINDS[number // NAMESPACES % len(KINDS)]
     score = number * 7919 % 1000 / 1000
     return {"text": text(number, 250), "kind": kind, "score": score, "source": {"turn": number}}
 
 
-def batch(first: int) -> list[PutOp]:
-    return [PutOp(namespace(n), f"k{n}", value(n)) for n in range(first, first + BATCH)]
+def build_batch(first: int) -> list[PutOp]:
+    return [PutOp(build_namespace(n), f"k{n}", build_value(n)) for n in range(first, first + BATCH)]
 
 
-def stored(number: int) -> int:
+def choose_stored_number(number: int) -> int:
     return random.Random(number).randrange(ITEMS)
 
 
 OPERATIONS: dict[str, Operation] = {
-    "put a new item": lambda s, n: s.aput(namespace(n), f"new{n}", value(n)),
-    "put a stored item": lambda s, n: s.aput(namespace(stored(n)), f"k{stored(n)}", value(n)),
-    "get": lambda s, n: s.aget(namespace(stored(n)), f"k{stored(n)}"),
-    "search": lambda s, n: s.asearch(namespace(stored(n)), filter={"kind": KINDS[n % 5]}),
+    "put a new item": lambda s, n: s.aput(build_namespace(n), f"new{n}", build_value(n)),
+    "put a stored item": lambda s, n: s.aput(
+        build_namespace(choose_stored_number(n)), f"k{choose_stored_number(n)}", build_value(n)
+    ),
+    "get": lambda s, n: s.aget(
+        build_namespace(choose_stored_number(n)), f"k{choose_stored_number(n)}"
+    ),
+    "search": lambda s, n: s.asearch(
+        build_namespace(choose_stored_number(n)), filter={"kind": KINDS[n % 5]}
+    ),
     "filtered search": lambda s, n: s.asearch((f"org{n % 10}",), filter={"score": {"$gte": 0.98}}),
-    "delete": lambda s, n: s.adelete(namespace(n), f"new{n}"),
-    "load": lambda s, n: s.abatch(batch(ITEMS + n * BATCH)),
+    "delete": lambda s, n: s.adelete(build_namespace(n), f"new{n}"),
+    "load": lambda s, n: s.abatch(build_batch(ITEMS + n * BATCH)),
 }
 
 
@@ -109,7 +115,7 @@ async def measure(dsn: str, operations: int, callers: int) -> None:
                 await stores[PEER].setup()
                 for store in stores.values():
                     for first in range(0, ITEMS, BATCH):
-                        await store.abatch(batch(first))
+                        await store.abatch(build_batch(first))
                 servers = {name: ServerCpu(conn, db) for name, db in databases.items()}
                 rows = []
                 for title, operation in OPERATIONS.items():

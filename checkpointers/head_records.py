@@ -29,7 +29,7 @@ T = TypeVar("T")
 _PAGE: Final = 500
 # Stored times are rounded when they are converted to datetimes. A search for active threads
 # therefore starts this number of seconds earlier.
-_ROUNDING_S: Final = 1e-6
+_ACTIVITY_TIME_MARGIN_S: Final = 1e-6
 
 
 class HeadRecord(NamedTuple):
@@ -67,10 +67,10 @@ def iter_head_pages(
         field_names: The metadata fields that the caller needs.
     """
     fields = dict.fromkeys(field_names)
-    is_listed = len(select_metadata_shown_in_thread_lists(fields)) == len(fields)
-    since = -inf if active_since is None else active_since.timestamp() - _ROUNDING_S
+    are_fields_listed = len(select_metadata_shown_in_thread_lists(fields)) == len(fields)
+    since = -inf if active_since is None else active_since.timestamp() - _ACTIVITY_TIME_MARGIN_S
     return _iter_pages(
-        database, reader, since, lambda rows: _build_head_records(reader, rows, is_listed)
+        database, reader, since, lambda rows: _build_head_records(reader, rows, are_fields_listed)
     )
 
 
@@ -86,7 +86,7 @@ def find_ids_of_possibly_idle_threads(
     Args:
         database: The checkpointer's database.
         reader: The checkpointer's reader.
-        before: The time.
+        before: Threads without activity since this time count as possibly idle.
 
     Returns:
         The ids, in the order of the threads' row keys.
@@ -142,17 +142,18 @@ def _find_possibly_idle_threads(
 
 
 def _build_head_records(
-    reader: CheckpointReader, rows: list[Row], is_listed: bool
+    reader: CheckpointReader, rows: list[Row], are_fields_listed: bool
 ) -> Flow[list[HeadRecord]]:
     """Build the heads of rows `(thread_key, thread_id, updated_at, checkpoint_id, list_entry)`.
 
-    If `is_listed` is False, the metadata is read from the checkpoints instead of the list entries.
+    If `are_fields_listed` is False, the metadata is read from the checkpoints instead of the list
+    entries.
     """
     metadata_by_key, decoded = dict[int, dict[str, Any]](), dict[bytes, dict[str, Any]]()
     thread_ids_without_metadata = dict[int, str]()
     for thread_key, thread_id, _, checkpoint_id, list_entry in rows:
         encoded = None
-        if is_listed and checkpoint_id is not None:
+        if are_fields_listed and checkpoint_id is not None:
             encoded = decrypt_listed_metadata(reader.seal, thread_id, list_entry)
         if encoded is not None:
             # Many threads have the same metadata, for example those of one user.

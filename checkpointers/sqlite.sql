@@ -155,10 +155,10 @@ UPDATE threads SET version_token = version_token + 1, may_wait = 1 WHERE thread_
 -- mark_may_wait: note that a task of the thread has asked a question
 UPDATE threads SET may_wait = 1 WHERE thread_key = ? AND may_wait = 0;
 
--- set_list_entry: store the title and metadata that lists show of a thread, the keys by which searches find it, and the index tags of the user_id and owner in the metadata
+-- set_list_entry: store a thread's title and metadata as lists show them, the keys by which searches find the thread, and the index tags of user_id and owner
 UPDATE threads SET list_entry = ?, search_keys = ?, user_tag = ?, owner_tag = ? WHERE thread_key = ?;
 
--- set_list_entry_without_user: set_list_entry, if the metadata of the head is unknown or the thread has no head; the index tags of the user are not changed
+-- set_list_entry_without_user: like set_list_entry, without changing the index tags of the user; used if the metadata of the head is unknown or the thread has no head
 UPDATE threads SET list_entry = ?, search_keys = ? WHERE thread_key = ?;
 
 -- find_client_metadata: the status, last sequence number and client metadata of a thread, and whether it may wait for an answer
@@ -173,7 +173,7 @@ UPDATE threads SET client_metadata = ?, client_search_keys = ?, client_user_tag 
 -- find_ttl: the time to live of a thread, with the columns that set_columns_of_copied_thread stores; no row if the thread has none
 SELECT ttl_minutes, ttl_since, ttl_keeps_latest FROM threads WHERE thread_id = ? AND ttl_minutes IS NOT NULL;
 
--- set_columns_of_copied_thread: store what a new copy of a thread takes over from its original, except for the list entry; see mark_may_wait; ttl_keeps_latest is 0 to delete an expired thread, 1 to keep its latest state, 2 if only that state is left
+-- set_columns_of_copied_thread: store the columns that a new copy of a thread inherits from its original, except for the list entry; see mark_may_wait; ttl_keeps_latest is 0 to delete an expired thread, 1 to keep its latest state, 2 if only that state is left
 UPDATE threads SET status = ?, may_wait = ?, ttl_minutes = ?, ttl_since = ?, ttl_keeps_latest = ? WHERE thread_key = ?;
 
 -- touch_thread: set the time of the last activity; separate, so that most puts do not write the index of this time
@@ -407,7 +407,7 @@ DELETE FROM logs WHERE thread_key = ?;
 -- drop_thread: delete the row of a thread
 DELETE FROM threads WHERE thread_key = ?;
 
--- list_threads: one page of the threads that fulfil a condition, latest activity first; the caller replaces {condition}, and {activity} with t.updated_at or with an expression of the same value that no index has
+-- list_threads: one page of the threads that fulfil a condition, latest activity first; the caller replaces {condition}, and {activity} with t.updated_at or with an expression that has the same value but is not indexed
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t
 WHERE ({activity}, thread_key) < (?1, ?2) AND {activity} >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 AND {condition} ORDER BY {activity} DESC, t.thread_key DESC LIMIT ?4;
@@ -424,7 +424,7 @@ t.user_tag = ?6;
 -- has_owner_tag: the condition that the owner in the metadata of a thread's head has the index tag ?6
 t.owner_tag = ?6;
 
--- has_key: the condition that a thread has one of the keys ?6
+-- has_key: the condition that the key of a thread is in the JSON list ?6
 t.thread_key IN (SELECT value FROM json_each(?6) AS asked);
 
 -- keys_of_tagged_threads: the thread of each checkpoint with the index tag ?1, at most ?2 checkpoints

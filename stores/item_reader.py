@@ -324,7 +324,7 @@ class ItemReader:
                 *chain.from_iterable(paths_and_keys[start : start + _KEYS_PER_STATEMENT])
             ]
             # Every statement has the same number of parameters, so that it is prepared only once.
-            # NULL equals no path.
+            # Unused parameters are NULL, which matches no path.
             params += [None] * (2 * _KEYS_PER_STATEMENT - len(params))
             for path, key, version, value in (yield Statement(sql, (*params, now))):
                 row_data = ("value", path.decode(), key, version)
@@ -568,7 +568,9 @@ class ItemReader:
         now: int,
         as_of: int | None,
     ) -> Flow[list[bytes]]:
-        """Return one page of the paths of non-empty namespaces in some ranges; SQL skips paths.
+        """Return one page of the paths of non-empty namespaces within the given ranges.
+
+        SQL skips the paths before the page.
 
         Args:
             ranges: The start and the exclusive end of each range, sorted.

@@ -871,7 +871,8 @@ class DueThreads:
         Args:
             head: The head of the thread.
             namespaces: The namespaces that were already built, by the values that fill them in.
-                None marks values for which no namespace can be built. The function adds to it.
+                None marks values for which no namespace can be built. The method adds each
+                namespace that it builds to this dict.
 
         Returns:
             The namespace and the values that fill it in, or None if a value is missing or not

@@ -42,7 +42,7 @@ PREFIXES = ["", "a", "a1", "b", "b\U0010ffff", "\U0010ffff", "c", "\ud7ff"]
 
 @pytest.fixture(params=["few threads", "many threads"])
 def sorted_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a list sorts the matching threads, or reads all threads by activity."""
+    """Make lists either sort the matching threads, or read all threads by activity."""
     if request.param == "many threads":
         monkeypatch.setattr(thread_reader, "_MAX_SORTED_THREADS", 0)
         monkeypatch.setattr(thread_list, "_MAX_SORTED_THREADS", 0)
@@ -193,7 +193,7 @@ def test_lists_agree_with_the_heads_after_imports(
         for _ in range(4):
             for _ in range(10):
                 operations.put()
-            with suppress(ImportFailed):  # of threads that have branched in the source
+            with suppress(ImportFailed):  # raised for threads that have branched
                 saver.import_from(source)
             check_lists(saver)
             check_server_lists(saver)

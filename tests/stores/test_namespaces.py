@@ -209,7 +209,7 @@ def test_pages_of_namespace_listing_contain_each_namespace_once(store: SQLiteSto
 
 
 def test_pages_of_namespaces_skip_internal_notes(store: SQLiteStore) -> None:
-    """Without a prefix, pages contain no note, wherever the page begins; with one, they do."""
+    """Without a prefix, pages contain no internal notes. With the prefix `perdure`, they do."""
     visible = [("a",), ("perdure",), ("perdure", "bur"), ("perdure", "burieds"), ("zz", "buried")]
     notes: list[tuple[str, ...]] = [
         ("perdure", kind) for kind in ("buried", "changed", "formed", "templates")

@@ -343,7 +343,7 @@ UNION ALL SELECT thread_key FROM (SELECT thread_key FROM threads WHERE client_ow
 SELECT thread_key FROM (SELECT thread_key FROM threads WHERE status = 'busy' AND status IN ('busy', 'error') LIMIT ?1) a
 UNION ALL SELECT thread_key FROM (SELECT DISTINCT thread_key FROM runs WHERE status IN ('pending', 'running') LIMIT ?1) b;
 
--- has_key_in_list: the condition that a thread has one of some keys
+-- has_key_in_list: the condition that the key of a thread is in a JSON list
 t.thread_key IN (SELECT value FROM json_each(?) AS asked);
 
 -- count_listed_threads: the number of threads that the server lists; the caller appends conditions

@@ -61,7 +61,8 @@ _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
     "OR t.client_metadata IS NOT NULL)",
-    "error": "t.status = 'error' AND t.status IN ('busy', 'error')",  # as in the partial index
+    # The second condition repeats that of the partial index, so that the index can be used.
+    "error": "t.status = 'error' AND t.status IN ('busy', 'error')",
     "busy": "(t.status = 'busy' OR {is_busy})",
 }
 
@@ -292,7 +293,7 @@ class ThreadList:
 
         def count() -> Flow[int]:
             conditions = [*self.iter_query_conditions(query)]
-            conditions += yield from self._find_keys_of_candidate_threads(query)
+            conditions += yield from self._build_candidate_key_conditions(query)
             sql, params = append_conditions(self._sql["count_listed_threads"], conditions)
             sql = yield from self._fill_in_run_conditions(sql)
             ((thread_count,),) = yield Statement(sql, tuple(params))
@@ -314,7 +315,7 @@ class ThreadList:
         This flow can be part of a longer transaction, so that the transaction's other statements
         see the same state of the database.
         """
-        key_conditions = yield from self._find_keys_of_candidate_threads(query)
+        key_conditions = yield from self._build_candidate_key_conditions(query)
         sql, params = append_conditions(
             self._sql["listed_threads"], [*self.iter_query_conditions(query), *key_conditions]
         )
@@ -334,17 +335,17 @@ class ThreadList:
                 return results[offset - skipped_rows :][:limit]
             start, size = start + size, min(4 * size, _PAGE)
 
-    def _find_keys_of_candidate_threads(
+    def _build_candidate_key_conditions(
         self, query: ThreadQuery
     ) -> Flow[list[tuple[str, list[Any]]]]:
-        """Read the keys of the threads that can match a query, if there are few of them.
+        """Build the condition that a thread is one of those that can match, if these are few.
 
         The keys are read from an index by the user or by the status. Without them, a search reads
         the threads in the order of activity, and skips those that do not match.
 
         Returns:
-            A list with one SQL condition and its parameters, or an empty list if the query has no
-            such index or if too many threads can match.
+            A list with one SQL condition and its parameters, or an empty list if no index
+            fits the query or if too many threads can match.
         """
         limit, tags = _MAX_SORTED_THREADS + 1, self._compute_tags_of_user(query.metadata or {})
         if tags is not None:
@@ -365,8 +366,8 @@ class ThreadList:
 
         Returns:
             The tags of `user_id` and `owner` in the metadata of the head, followed by those in the
-            metadata of clients. A tag is None if the thread cannot match by it. The result is None
-            if the metadata names no user, or if the value is not indexed.
+            metadata of clients. A tag is None if no thread can match by this field. The result is
+            None if the metadata names no user, or if the value is not indexed.
         """
         for name in ("user_id", "owner"):
             tag = compute_metadata_index_tag(self._seal, name, metadata.get(name))

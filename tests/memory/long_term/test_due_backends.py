@@ -15,6 +15,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.checkpointers import SQLiteCheckpointer, head_records
 from perdure.memory.long_term.extraction import DueThreads, Extraction, Pace
 from perdure.memory.long_term.extractors import TurnExtractor
+from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, item_reader
 from tests import backends, store_backends
 
@@ -105,7 +106,7 @@ class Conversations:
         return next(item for item in items if item.value["thread_id"] == f"t{number}")
 
     def list_unread(self, due: DueThreads | None = None) -> list[str]:
-        """Return the numbers of the due threads, as found by a new process or by `due`."""
+        """Return the ids of the due threads, as found by a new process or by `due`."""
         due = due or DueThreads(self.extraction, Pace(0))
         jobs = due.list_jobs()
         assert all(
@@ -146,7 +147,7 @@ def test_every_unread_thread_is_found_by_the_first_and_by_later_searches(
 
 
 def test_thread_whose_list_entry_lacks_the_metadata_is_found(databases: Any) -> None:
-    """After an erasure, the row of a thread has no metadata, and the head is read."""
+    """If the row of a thread has no metadata, the head is read."""
     saver, store = databases
     talks = Conversations(saver, store, TurnExtractor())
     for number in range(7):
@@ -154,6 +155,8 @@ def test_thread_whose_list_entry_lacks_the_metadata_is_found(databases: Any) -> 
         talks.extract(number)
     for number in (1, 2):
         talks.saver.erase(f"t{number}", [f"m{number}"])
+    remove_list_entries = "UPDATE threads SET list_entry = NULL"
+    talks.saver.database.write(lambda: fetch_rows(remove_list_entries))
     read = [f"t{number}" for number in (0, 3, 4, 5, 6)]
 
     assert not {*read} & {*talks.list_unread()}

@@ -339,14 +339,14 @@ def test_cancelled_queued_run_does_not_end_events_of_other_run(
 
 
 def test_events_of_thread_are_kept_when_another_is_read_often(settings: Settings) -> None:
-    server = SharedRunState(Graphs({}), Limits(), Databases(settings), {})
-    server.get_or_create_event_log("a", "t", 1).add("values", SECRET)
+    shared_state = SharedRunState(Graphs({}), Limits(), Databases(settings), {})
+    shared_state.get_or_create_event_log("a", "t", 1).add("values", SECRET)
     for _ in range(RETAINED_EVENT_LOGS + 1):
-        server.get_or_create_event_log("b", "t", 1)
-    assert server.get_or_create_event_log("a", "t", 1).last == 1
+        shared_state.get_or_create_event_log("b", "t", 1)
+    assert shared_state.get_or_create_event_log("a", "t", 1).last == 1
     for number in range(RETAINED_EVENT_LOGS):
-        server.get_or_create_event_log("b", str(number), 1)
-    assert server.get_or_create_event_log("a", "t", 1).last == 0
+        shared_state.get_or_create_event_log("b", str(number), 1)
+    assert shared_state.get_or_create_event_log("a", "t", 1).last == 0
 
 
 # -- readers of events
