@@ -34,6 +34,7 @@ REMEMBERED: tuple[str, ...] = (
     "The user has a dog called Bruno",
 )
 PLAN: Function = ("checkpointers.writer", "CheckpointWriter._plan_checkpoint")
+SUBMIT: Function = ("storage.job_queue", "JobQueue.put")
 
 
 def functions(frame: FrameType | None) -> list[Function]:
@@ -62,12 +63,12 @@ class Trace:
         if not self.on:
             return
         if event == "call" and frame.f_globals.get("__name__", "").startswith("perdure."):
-            (entered,) = functions(frame)[-1:]
+            *callers, entered = functions(frame)
             self.entered[entered] = None
             if entered == PLAN:
-                self.planned = functions(frame)
-        elif event == "c_call" and getattr(arg, "__qualname__", "") == "SimpleQueue.put":
-            self.handed_over = functions(frame)
+                self.planned = [*callers, entered]
+            elif entered == SUBMIT:
+                self.handed_over = callers
         elif event == "c_call" and getattr(arg, "__name__", "") == "execute":
             self.executed = max(self.executed, functions(frame), key=len)
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
@@ -38,6 +37,7 @@ from perdure.storage.flow import (
     resolve_futures_in_their_threads,
     run_flow,
 )
+from perdure.storage.job_queue import JobQueue
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES, Connector, execute_flow_request
 from perdure.storage.sqlite_errors import convert_sqlite_errors, is_disk_full, translate_error
 
@@ -119,7 +119,7 @@ class SQLiteWriter:
         # Size of the WAL in bytes, measured after the last attempt to checkpoint the WAL
         self._last_wal_bytes = 0
         # Queue of submitted jobs. The value None tells the writing thread to stop.
-        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._queue = JobQueue()
         self.submit = self._queue.put
         self._thread = threading.Thread(
             target=self._commit_jobs_until_stop_signal, name="perdure-write", daemon=True
@@ -167,7 +167,7 @@ class SQLiteWriter:
             Whether the job was executed, with success or not. If it was not executed, the caller
             must hand it to the writing thread.
         """
-        if not self._queue.empty() or not self.lock.acquire(blocking=False):
+        if not self._queue.is_empty() or not self.lock.acquire(blocking=False):
             return False
         self._is_connection_in_use = True
         try:
@@ -229,15 +229,14 @@ class SQLiteWriter:
             if not job.future.cancelled():
                 jobs.append(job)
                 may_all_wait = may_all_wait and job.may_wait
-            if not queue.empty():
+            if not queue.is_empty():
                 job = queue.get()
             elif jobs and may_all_wait:
                 now = time.monotonic()
                 deadline = deadline or now + GROUP_WAIT_S
-                try:
-                    job = queue.get(timeout=max(0.0, deadline - now))
-                except Empty:
+                if not queue.wait_for_job(deadline - now):
                     return jobs, True
+                job = queue.get()
             else:
                 return jobs, True
         return jobs, False
