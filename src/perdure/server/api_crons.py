@@ -45,7 +45,7 @@ from perdure.server.runs.run_start import (
 from perdure.server.runs.schedule import CronOptions, CronRequest
 from perdure.server.threads import validate_metadata
 
-routes = APIRouter(tags=["crons"])
+routes = APIRouter(tags=["crons"], default_response_class=JSONReply)
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
 # Maximum number of thread ids per query.
 _THREADS_PER_QUERY: Final = 500

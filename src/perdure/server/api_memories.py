@@ -17,11 +17,11 @@ from starlette.responses import Response
 from perdure.memory import Collection, arecall
 from perdure.server.http.access import set_required_action
 from perdure.server.http.call import Call, CurrentCall, PathId
-from perdure.server.http.reply import JSONObject, build_json_reply
+from perdure.server.http.reply import JSONObject, JSONReply, build_json_reply
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 from perdure.stores import Provenance
 
-routes = APIRouter(tags=["memories"])
+routes = APIRouter(tags=["memories"], default_response_class=JSONReply)
 TeamName = Annotated[str | None, Query(min_length=1)]
 """The query parameter that selects the memories of a team instead of the user's own memories."""
 

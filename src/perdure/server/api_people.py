@@ -31,12 +31,12 @@ from perdure.memory.long_term.records import RESERVED_LABEL, StoreAdapter
 from perdure.run_tables.person_rows import PersonRows
 from perdure.server.http.access import Action, Forbidden, set_required_action
 from perdure.server.http.call import Call, CurrentCall, PathId
-from perdure.server.http.reply import JSONObject, build_json_reply, encode_json
+from perdure.server.http.reply import JSONObject, JSONReply, build_json_reply, encode_json
 from perdure.server.runs.run_manager import RunManager, ServerRuns
 from perdure.stores.base import Namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-routes = APIRouter(tags=["people"])
+routes = APIRouter(tags=["people"], default_response_class=JSONReply)
 _READ_ACTION: Action = "store:search"
 _ERASE_ACTION: Action = "store:delete"
 _ERASURES: Final = ThreadPoolExecutor(4, "perdure-erasures")

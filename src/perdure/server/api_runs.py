@@ -51,7 +51,7 @@ from perdure.server.runs.run_start import (
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import NO_LIMIT
 
-routes = APIRouter(tags=["runs"])
+routes = APIRouter(tags=["runs"], default_response_class=JSONReply)
 SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
 """The message for a client that reads a run when the server shuts down."""
 # A client that requests either of the stream modes `messages` and `messages-tuple` receives the

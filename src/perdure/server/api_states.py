@@ -29,7 +29,7 @@ from perdure.run_tables.thread_list import ListedThread
 from perdure.server.graphs import Graph, default_assistant_id
 from perdure.server.http.access import Forbidden, set_required_action
 from perdure.server.http.call import Call, CurrentCall, PathId
-from perdure.server.http.reply import JSONObject, build_json_reply
+from perdure.server.http.reply import JSONObject, JSONReply, build_json_reply
 from perdure.server.runs.changes_by_other_users import (
     does_run_continue_changes_by_other_users,
     have_other_users_changed_turn,
@@ -51,7 +51,7 @@ from perdure.server.threads import format_interrupt_for_api
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 T = TypeVar("T")
-routes = APIRouter(tags=["threads"])
+routes = APIRouter(tags=["threads"], default_response_class=JSONReply)
 _LOGGER: Final = logging.getLogger(__name__)
 
 

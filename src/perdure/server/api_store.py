@@ -13,11 +13,11 @@ from starlette.responses import Response
 from perdure.errors import InvalidValue
 from perdure.server.http.access import set_required_action
 from perdure.server.http.call import Call, CurrentCall
-from perdure.server.http.reply import JSONObject, build_json_reply
+from perdure.server.http.reply import JSONObject, JSONReply, build_json_reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores import Provenance
 
-routes = APIRouter(tags=["store"])
+routes = APIRouter(tags=["store"], default_response_class=JSONReply)
 Limit = Annotated[int, Field(ge=1, le=1000)]
 Offset = Annotated[int, Field(ge=0)]
 

@@ -36,7 +36,7 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 from perdure.stores.filters import parse_filter_path
 
-routes = APIRouter(tags=["threads"])
+routes = APIRouter(tags=["threads"], default_response_class=JSONReply)
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
 """Metadata that is stored with a thread.

@@ -33,7 +33,7 @@ from perdure.server.http.access import (
     set_required_action,
 )
 from perdure.server.http.call import Call, CurrentCall, Page, PathId, SortedPage
-from perdure.server.http.reply import build_json_reply, encode_json
+from perdure.server.http.reply import JSONReply, build_json_reply, encode_json
 from perdure.server.runs.run_manager import RunManager, ServerRuns
 from perdure.server.runs.run_request import (
     CheckpointRef,
@@ -369,7 +369,7 @@ def _build_default_assistant(name: str) -> Assistant:
 
 # -- endpoints
 
-routes = APIRouter(prefix="/assistants", tags=["assistants"])
+routes = APIRouter(prefix="/assistants", tags=["assistants"], default_response_class=JSONReply)
 
 
 def _refuse_reserved_config_names(config_values: dict[str, Any]) -> dict[str, Any]:

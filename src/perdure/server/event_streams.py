@@ -49,7 +49,9 @@ from perdure.server.runs.run_request import RunRequest
 from perdure.server.runs.run_start import start_run
 from perdure.server.runs.shared_run_state import SharedRunState
 
-routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
+routes = APIRouter(
+    prefix="/threads/{thread_id}", tags=["event streams"], default_response_class=JSONReply
+)
 QUESTION_DELAY_S: Final = 0.2
 """Number of seconds for which an `input.requested` event is delayed.
 

@@ -18,7 +18,7 @@ from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.http.access import Identity, LocalAccess, public
 from perdure.server.http.call import Call, CurrentCall
 from perdure.server.http.logs import Audit, is_audited_change, is_refused_while_acting
-from perdure.server.http.reply import http_status
+from perdure.server.http.reply import JSONReply, http_status
 from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
 from perdure.server.mcp_startup import REPLAYED_ID
@@ -210,7 +210,7 @@ class _ReplyStream:
 
 # -- over HTTP
 
-routes = APIRouter()
+routes = APIRouter(default_response_class=JSONReply)
 
 
 @routes.post("/mcp", include_in_schema=False)

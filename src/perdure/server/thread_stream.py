@@ -18,6 +18,7 @@ from perdure.server.api_states import build_checkpoint_config, build_checkpoint_
 from perdure.server.http.access import Refused, set_required_action
 from perdure.server.http.acting_for import require_valid_credentials_of_same_user
 from perdure.server.http.call import Call, CurrentCall, PathId
+from perdure.server.http.reply import JSONReply
 from perdure.server.runs.event_log import (
     ACCESS_CHECK_S,
     build_event_stream,
@@ -29,7 +30,7 @@ from perdure.server.runs.run_manager import RunManager, ServerRuns
 from perdure.server.runs.run_queue import SWEEP_S
 from perdure.server.runs.run_request import parse_repeated_or_json_array_parameter
 
-routes = APIRouter(tags=["runs"])
+routes = APIRouter(tags=["runs"], default_response_class=JSONReply)
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
 """The kinds of events that a reader can request. `run_modes` selects all events of the thread's
 runs. `lifecycle` selects only the start, the error and the end of each run. `state_update` adds an

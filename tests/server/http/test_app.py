@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from perdure import __version__
 from perdure.server import create_app
+from perdure.server.http.reply import JSONReply
 from perdure.settings import Settings
 from tests.server.graphs import run_chat_turns
 from tests.server.running import run_server
@@ -105,3 +106,14 @@ def test_info_route_reports_versions_and_flags(client: httpx.Client) -> None:
     assert (info["version"], info["langgraph_py_version"]) == (__version__, version("langgraph"))
     assert (info["flags"]["assistants"], info["flags"]["langsmith"]) == (True, False)
     assert info["host"]["kind"] == "self-hosted"
+
+
+def test_every_route_encodes_its_values_with_json_reply(app: FastAPI) -> None:
+    """Routes take the encoder from their router, because the application's is not used for them."""
+    classes = {
+        getattr(route.response_class, "value", route.response_class)
+        for route in app.routes
+        if isinstance(route, APIRoute)
+    }
+
+    assert classes == {JSONReply}

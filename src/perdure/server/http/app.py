@@ -66,7 +66,8 @@ from perdure.server.teams import RunTeams
 from perdure.server.telemetry import Telemetry
 from perdure.storage.host_names import ascii_host
 
-routes, metrics_routes = APIRouter(), APIRouter()
+routes = APIRouter(default_response_class=JSONReply)
+metrics_routes = APIRouter(default_response_class=JSONReply)
 
 
 @routes.get("/", include_in_schema=False)
@@ -221,7 +222,6 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        default_response_class=JSONReply,
         # Disable FastAPI's own telemetry, because it would record paths and query strings.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         max_body_size=limits.body_bytes,
@@ -262,7 +262,10 @@ def create_app(
         item_pages.routes,
         storage_pages.routes,
     ):
-        app.include_router(router)
+        # All applications share the routes of a router. `include_router` would make a copy of each
+        # route for this application, with its prefix and dependencies, which takes 0.1 s of CPU
+        # time. perdure's routers need neither.
+        app.router.routes.extend(router.routes)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_endpoints_declare_actions(app)
     # The first path segments of perdure's own routes, or None if the server has no custom

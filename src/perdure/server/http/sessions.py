@@ -16,9 +16,10 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.server.http.access import LocalAccess, Unauthenticated, public
 from perdure.server.http.limits import Limits, RequestLimiter
+from perdure.server.http.reply import JSONReply
 from perdure.server.pages.rendering import render_page
 
-routes = APIRouter(include_in_schema=False)
+routes = APIRouter(include_in_schema=False, default_response_class=JSONReply)
 _COOKIE: Final = "perdure_session"
 _SESSION_S: Final = 12 * 3600  # Seconds after which a session ends
 # Maximum number of sessions. When it is exceeded, the oldest sessions are ended.

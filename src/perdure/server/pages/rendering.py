@@ -407,7 +407,7 @@ class Pages(APIRouter):
     """A router for pages. To get a page's data as JSON, append `.json` to the page's path."""
 
     def __init__(self) -> None:
-        super().__init__(include_in_schema=False)
+        super().__init__(include_in_schema=False, default_response_class=JSONReply)
 
     def add_page_and_json_routes(
         self, path: str, required_action: Action
