@@ -89,7 +89,10 @@ BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     ),
     "postgres-pool": _open_in_user_pool,
 }
-SLOW = {"postgres-pool"}  # differs from "postgres-sealed" in how connections are made and lent
+# Backends that `make test` leaves out. "memory" and "langgraph-encrypted" differ from "file" in the
+# file and in the encoding of values. "postgres-pool" differs from "postgres-sealed" in how
+# connections are made and lent.
+SLOW = {"langgraph-encrypted", "memory", "postgres-pool"}
 
 
 class BlockingCheckpointer(SQLiteCheckpointer):

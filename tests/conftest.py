@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from tests import postgres_server, programs
 from tests.backends import BACKENDS, SLOW, Place, places
+from tests.chosen_tests import choose_tests, has_more_rounds
 from tests.rounds import rounds, run_all_rounds
 
 # Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
@@ -41,12 +42,16 @@ SKIPPED = "perdure/skipped"  # in pytest's cache: tests that waited for a progra
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that run slow tests and all rounds of repeated tests."""
     group = parser.getgroup("perdure")
-    group.addoption("--all", action="store_true", help="slow tests too, and all rounds")
+    group.addoption(
+        "--all",
+        action="store_true",
+        help="slow tests too, all rounds, and all combinations of parameters",
+    )
     group.addoption(
         "--rest",
         action="store_true",
-        help="what a run without --all left out: slow tests, all rounds of what repeats, and what "
-        "was skipped for a missing program",
+        help="what a run without --all left out: slow tests, all rounds of what repeats, further "
+        "combinations of parameters, and what was skipped for a missing program",
     )
 
 
@@ -79,22 +84,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("postgres")
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+            item.add_marker("slow")
     if config.option.all or any("::" in arg for arg in config.args):
         return
-    cache = getattr(config, "cache", None)  # there is none with -p no:cacheprovider
-    skipped = set(cache.get(SKIPPED, [])) if cache else set()
-    chosen = [item for item in items if _is_chosen(item, skipped, rest=config.option.rest)]
+    chosen_ids = {*map(id, choose_tests(items))}
+    if config.option.rest:
+        cache = getattr(config, "cache", None)  # there is none with -p no:cacheprovider
+        skipped = set(cache.get(SKIPPED, [])) if cache else set()
+        chosen = [
+            item
+            for item in items
+            if id(item) not in chosen_ids or has_more_rounds(item) or item.nodeid in skipped
+        ]
+    else:
+        chosen = [item for item in items if id(item) in chosen_ids]
     config.hook.pytest_deselected(items=[*({*items} - {*chosen})])
     items[:] = chosen
-
-
-def _is_chosen(item: pytest.Item, skipped: set[str], *, rest: bool) -> bool:
-    slow = item.get_closest_marker("slow") is not None
-    if not rest:
-        return not slow
-    repeats = item.get_closest_marker("repeats") is not None
-    properties = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    return slow or repeats or properties or item.nodeid in skipped
 
 
 def pytest_collection_finish() -> None:

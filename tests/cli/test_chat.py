@@ -202,6 +202,7 @@ def test_each_piped_line_is_a_turn_until_quit(db: Path) -> None:
     assert read_thread_texts(db) == ["one", "heard one", "two", "heard two"]
 
 
+@pytest.mark.slow
 def test_killed_chat_finishes_its_turn_when_restarted(db: Path) -> None:
     """A chat that was killed by SIGKILL answers the open question once when it is restarted.
 

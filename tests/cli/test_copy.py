@@ -339,6 +339,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_copy_command_is_completed_by_repeating_it(
     tmp_path: Path, make_database: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

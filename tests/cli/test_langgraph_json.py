@@ -74,6 +74,7 @@ def write_langgraph_json(folder: Path, **sections: Any) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_ttl_sections_apply_to_new_threads_and_items(app_folder: Path) -> None:
     """Rows that were stored before the start do not expire, and the start prints their number."""
     db = app_folder / "memory.db"
@@ -109,6 +110,7 @@ def test_ttl_sections_apply_to_new_threads_and_items(app_folder: Path) -> None:
         assert store.count_without_ttl() == 1
 
 
+@pytest.mark.slow
 def test_index_section_sets_embedder_of_server_and_commands(
     app_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +139,7 @@ def test_index_section_sets_embedder_of_server_and_commands(
     assert "have no effect" not in output
 
 
+@pytest.mark.slow
 def test_embedder_is_imported_before_graphs(app_folder: Path) -> None:
     """With an Auth file too, a graph may rely on what the embedder's module sets at its import."""
     (app_folder / "embedder.py").write_text(
@@ -174,6 +177,7 @@ def test_cors_section_with_inexact_site_is_refused(app_folder: Path, cors: Any, 
         LanggraphFile.read(write_langgraph_json(app_folder, http={"cors": cors}))
 
 
+@pytest.mark.slow
 def test_cors_section_allows_requests_of_an_exact_site(app_folder: Path) -> None:
     cors = {"allow_origins": ["https://app.example"], "max_age": 5}
     graphs = write_langgraph_json(app_folder, http={"cors": cors})
@@ -215,6 +219,7 @@ def test_http_app_is_protected_and_replaces_no_path_of_perdure(app_folder: Path)
     assert statuses == [401, 421, 403, 413, 405, 404, 404, 415]
 
 
+@pytest.mark.slow
 def test_request_target_without_slash_gets_404(app_folder: Path) -> None:
     """`*` is a valid request target, and not an error of the server."""
     graphs = write_langgraph_json(app_folder, http={"app": "./shop_app.py:app"})

@@ -56,6 +56,7 @@ def test_serve_prints_database_user_and_built_in_graphs(db: Path, tmp_path: Path
     assert "graphs: chat, agent (built-in)" in lines
 
 
+@pytest.mark.slow
 def test_serve_prints_files_of_its_graphs_and_keys(db: Path, tmp_path: Path) -> None:
     """Graphs are printed with their names, and paths are absolute."""
     graphs = ("compiled", "made", "opened")
@@ -71,6 +72,7 @@ def test_serve_prints_files_of_its_graphs_and_keys(db: Path, tmp_path: Path) -> 
     assert f"graphs: compiled, made, opened from {file}" in lines
 
 
+@pytest.mark.slow
 def test_serve_hides_password_of_postgres() -> None:
     """Of a DSN, the user, the host and the database are printed."""
     dsn = make_conninfo(postgres_server.dsn(), password="hunter2")

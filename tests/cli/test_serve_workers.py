@@ -80,6 +80,7 @@ def get_run_status(path: str) -> Any:
             return "the worker that had the connection was killed"
 
 
+@pytest.mark.slow
 def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(render_key_entry(ANN, "ann"))
@@ -104,6 +105,7 @@ def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
         assert get_status(url, "/ui/threads.json", cookie=cookie) == 401
 
 
+@pytest.mark.slow
 def test_server_whose_session_process_died_ends_with_error(tmp_path: Path) -> None:
     with start_server("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
         assert get_status(url, "/ok") == 200
@@ -116,6 +118,7 @@ def test_server_whose_session_process_died_ends_with_error(tmp_path: Path) -> No
         assert not any(map(is_alive, served_by))
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_no_run(tmp_path: Path, graphs_file: str) -> None:
     options = ("--workers", "2", "--graphs", graphs_file)
     with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
@@ -129,6 +132,7 @@ def test_killed_workers_lose_no_run(tmp_path: Path, graphs_file: str) -> None:
         assert [message["content"] for message in messages] == ["5", "so"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_workers_after_their_runs(tmp_path: Path, graphs_file: str) -> None:
     options = ("--workers", "2", "--graphs", graphs_file)
     with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
@@ -145,6 +149,7 @@ def test_sigterm_ends_workers_after_their_runs(tmp_path: Path, graphs_file: str)
     assert [run["status"] for run in runs] == ["success"] * 4
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     with start_server("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
         assert get_status(url, "/ok") == 200

@@ -305,6 +305,7 @@ COPY_COUNT = 600
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_stopped_import_leaves_only_whole_threads(
     number: signal.Signals, other_file: Path, tmp_path: Path
 ) -> None:
@@ -346,6 +347,7 @@ def count_threads(db: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.slow
 def test_stopped_import_of_piped_database_leaves_no_temporary_file(other_file: Path) -> None:
     """SIGTERM ends an import like Ctrl-C, also while the import waits for its input."""
     Path("tmp").mkdir()

@@ -132,6 +132,7 @@ def test_object_of_unknown_class_is_read_as_dict_and_stored_back_unchanged(
     """)
 
 
+@pytest.mark.slow
 def test_dict_of_unknown_class_can_be_changed_and_stored_as_its_class(
     other_process: OtherProcess,
 ) -> None:
@@ -152,6 +153,7 @@ def test_dict_of_unknown_class_can_be_changed_and_stored_as_its_class(
     """)
 
 
+@pytest.mark.slow
 def test_allow_imports_only_the_classes_that_it_names(other_process: OtherProcess) -> None:
     """A named class is imported when a value needs it. Other classes are not imported."""
     other_process.run(f"""
@@ -166,6 +168,7 @@ def test_allow_imports_only_the_classes_that_it_names(other_process: OtherProces
     """)
 
 
+@pytest.mark.slow
 def test_strict_refuses_unnamed_classes_at_put_and_read(other_process: OtherProcess) -> None:
     """With `strict=True`, a class that is loaded but not named by `allow` is refused."""
     with SQLiteCheckpointer.open(other_process.path, strict=True) as saver:

@@ -89,6 +89,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("parent", ["pass", "saver.close(); store.close()"])
+@pytest.mark.slow
 def test_child_that_outlives_its_parent_loses_no_write(parent: str, tmp_path: Path) -> None:
     """Another process that opens and closes the file does not remove the WAL of the child."""
     path = str(tmp_path / "x.db")

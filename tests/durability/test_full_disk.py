@@ -221,6 +221,7 @@ def test_database_can_be_opened_and_emptied_on_full_disk(disk: Path) -> None:
     assert check_integrity(disk) == [("ok",)]
 
 
+@pytest.mark.slow
 def test_delete_command_works_on_full_disk(disk: Path) -> None:
     """The command says what remains to be done once the disk has room."""
     path = disk / "x.db"

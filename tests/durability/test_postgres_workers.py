@@ -48,6 +48,7 @@ def database() -> Iterator[str]:
         conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.mark.slow
 def test_two_postgres_workers_do_each_job_once(database: str) -> None:
     """Each memory is in the database once."""
     with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
@@ -79,6 +80,7 @@ def test_two_postgres_workers_do_each_job_once(database: str) -> None:
     assert len(memories) == len({item.provenance.message_ids for item in memories}) == THREADS
 
 
+@pytest.mark.slow
 def test_worker_accepts_keyword_dsn_and_other_date_style(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(f"ALTER DATABASE {conn.info.dbname} SET DateStyle TO German")

@@ -26,9 +26,9 @@ NO_PROBLEMS = {"lost": 0, "twice": 0, "order": 0, "status": 0, "crons": 0, "unto
     ("fault", "database_kind"),
     [
         ("kill", "file"),
-        ("kill-other", "postgres"),
-        ("stop-other", "file"),
-        ("sessions", "postgres"),
+        pytest.param("kill-other", "postgres", marks=pytest.mark.slow),
+        pytest.param("stop-other", "file", marks=pytest.mark.slow),
+        pytest.param("sessions", "postgres", marks=pytest.mark.slow),
         pytest.param("kill-other", "file", marks=pytest.mark.slow),
         pytest.param("kill", "postgres", marks=pytest.mark.slow),
         pytest.param("stop", "postgres", marks=pytest.mark.slow),
@@ -52,6 +52,7 @@ def test_server_fault_loses_no_run_and_runs_none_twice(
 
 
 @pytest.mark.parametrize(("grace_s", "expected_text"), [(30, "to one"), (0.3, "StreamLost")])
+@pytest.mark.slow
 def test_stopping_server_does_not_cancel_run_with_on_disconnect_cancel(
     grace_s: float, expected_text: str, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_kill_of_postgres_loses_no_run() -> None:
     ("replacement", "database_kind"),
     [("another", "file"), ("another", "postgres"), ("restarted", "file")],
 )
+@pytest.mark.slow
 def test_reader_can_resume_stream_after_its_server_was_killed(
     replacement: str, database_kind: str, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ PAGES = [ROOT / "README.md", *WRITTEN]
 TEXT_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 FOLDERS = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks", "docs")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
-QUICK = 2  # each takes five seconds of a processor, most of it imports: the others are slow
+QUICK = 1  # each takes five seconds of a processor, most of it imports: the others are slow
 PNG = "image/png"
 
 

@@ -24,6 +24,7 @@ def test_every_package_folder_is_declared_in_pyproject() -> None:
     assert packages == set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_wheel_contains_exactly_the_files_of_perdure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

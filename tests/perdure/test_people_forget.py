@@ -443,6 +443,7 @@ print(left[0])
 
 
 @pytest.mark.repeats
+@pytest.mark.slow
 def test_killed_forget_is_completed_by_repeating_it(backend: str, tmp_path: Path) -> None:
     """The final state is the same, however far the killed call came."""
     points = [1, 2, 4, 7, 10, 14, 18, 22, 26, 30, 34, 38][: rounds(12)]

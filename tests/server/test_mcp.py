@@ -221,6 +221,7 @@ def test_every_tool_works_over_stdio(filled_settings: Settings) -> None:
     run_client(build_stdio_parameters(filled_settings), check_every_tool)
 
 
+@pytest.mark.slow
 def test_remember_with_key_corrects_memory_over_stdio(settings: Settings) -> None:
     run_client(build_stdio_parameters(settings), check_corrections)
 
@@ -431,6 +432,7 @@ def test_every_tool_has_action_and_example() -> None:
     assert all(getattr(each, "action", None) for each in TOOLS)
 
 
+@pytest.mark.slow
 def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled_settings: Settings) -> None:
     parameters = build_stdio_parameters(filled_settings)
     initialize = {

@@ -212,6 +212,7 @@ def test_tools_work_after_opening_without_sdk(settings: Settings, mode: str) -> 
     run_client(build_stdio_parameters(settings), check_every_tool, mode=mode)
 
 
+@pytest.mark.slow
 def test_messages_sent_with_tool_call_are_answered_once(settings: Settings) -> None:
     """A client may send all messages at once; each id gets one reply."""
     lines = [

@@ -603,6 +603,7 @@ def test_import_stopped_by_ctrl_c_reports_what_is_stored(
     assert import_and_count(file) == (3, 8, 1)
 
 
+@pytest.mark.slow
 def test_killed_import_is_completed_by_repeating_it(tmp_path: Path) -> None:
     """After SIGKILL and the same import again, each message and each memory is stored once."""
     talks = []

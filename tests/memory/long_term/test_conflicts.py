@@ -226,6 +226,7 @@ with SQLiteStore.open(sys.argv[1], index=None, synchronous="normal") as store:
 """
 
 
+@pytest.mark.slow
 def test_concurrent_changes_by_two_processes_are_all_kept(store: SQLiteStore) -> None:
     """Equal facts are stored once, and the memory's history has each change of both processes."""
     facts = Collection(store, ("memories", "ann"))

@@ -106,6 +106,7 @@ def test_log_line_of_404_shows_path_without_queries_and_ids(
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.slow
 def test_serve_command_logs_startup_to_stderr(
     settings: Settings, tmp_path: Path, style: str
 ) -> None:

@@ -503,6 +503,7 @@ def test_cron_with_slow_authorization_does_not_delay_other_runs(
 @pytest.mark.repeats
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("round_", range(rounds(8)))
+@pytest.mark.slow
 def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
     tmp_path: Path, round_: int
 ) -> None:
