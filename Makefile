@@ -1,6 +1,7 @@
 # `make chat` sets up and runs the main job; `make test` sets up and passes every check;
 # `make test-all` runs slow tests too, all combinations of parameters and all rounds of repeated
-# tests; `make test-rest` runs what `make test` left out; `make notebooks` sets up and opens the notebooks in JupyterLab.
+# tests; `make test-rest` runs what `make test` left out; `make notebooks` sets up and opens the
+# notebooks in JupyterLab.
 PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin

@@ -15,9 +15,15 @@ DURABILITIES = ["sync", "exit"]
 CASES = ["a", "b", "c", "d"]
 
 
+class CollectedTest(SimpleNamespace):
+    """The attributes of a collected test that the choice uses. Like a test, it can be hashed."""
+
+    __hash__ = object.__hash__
+
+
 def make_test(name: str, *, is_slow: bool = False, **params: Any) -> Any:
     """Return an object with the attributes of a collected test."""
-    item = SimpleNamespace(
+    item = CollectedTest(
         nodeid=f"tests/test_x.py::{name}[{'-'.join(params.values())}]",
         get_closest_marker=lambda marker: marker == "slow" or None if is_slow else None,
     )
