@@ -34,7 +34,7 @@ from perdure.storage.untrusted_sqlite import (
     TableSQL,
     UntrustedConnection,
     UntrustedFileGuard,
-    find_impostors,
+    list_views_and_virtual_tables,
     read_tables,
 )
 
@@ -339,11 +339,14 @@ class Connector:
 
     def _has_tables(self, conn: sqlite3.Connection, schema: Schema) -> bool:
         """Return whether a perdure database has the tables of a component."""
-        for name in find_impostors(conn, parse_component_and_common_tables(schema.script)):
-            raise NotADatabase(
-                f"{name!r} in {self.path!r} is a view or a virtual table, not a regular table; "
-                "expected a file that perdure created"
-            )
+        # Most files have no views and no virtual tables. Parsing the script takes more time than
+        # the rest of this method, so it is parsed only if there is a name to compare.
+        if names := list_views_and_virtual_tables(conn):
+            for name in sorted(names & {*parse_component_and_common_tables(schema.script)}):
+                raise NotADatabase(
+                    f"{name!r} in {self.path!r} is a view or a virtual table, not a regular table; "
+                    "expected a file that perdure created"
+                )
         rows = conn.execute(SELECT_COMPONENT_SQL, (schema.component,)).fetchall()
         return schema.has_tables_of_this_version(rows, self.path)
 

@@ -16,7 +16,7 @@ import re
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -131,10 +131,10 @@ _TABLE_WITHOUT_HASHES: Final = read_tables(
 )[_VERSION_TABLE]
 
 
-def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
-    """Return the subset of the given names that refer to views or virtual tables."""
+def list_views_and_virtual_tables(conn: sqlite3.Connection) -> set[str]:
+    """Return the names of a database's views and virtual tables, in lowercase."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
-    return sorted({name for (name,) in conn.execute(sql)} & {*names})
+    return {name for (name,) in conn.execute(sql)}
 
 
 def _check_table_has_expected_sql(
