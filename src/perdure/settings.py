@@ -468,7 +468,10 @@ def _find_settings_file() -> Path | None:
         if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break
         folder /= ".."
-    path = platformdirs.user_config_path("perdure") / "config.toml"
+    try:
+        path = platformdirs.user_config_path("perdure") / "config.toml"
+    except RuntimeError:  # the user has no home folder, as in many containers
+        return None
     return path if os.path.isfile(path) else None
 
 
@@ -493,10 +496,26 @@ def _parse_environment_variable(text: str, type_name: str) -> Any:
 
 
 def _build_default_database_path() -> str:
-    """Return the default path of the database, and create the folder if it is missing."""
-    folder = platformdirs.user_data_path("perdure")
-    # Check first whether the folder exists, because LangGraph's server forbids `os.mkdir()` in its
-    # event loop.
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+    """Return the default path of the database, and create the folder if it is missing.
+
+    Raises:
+        ConfigurationError: The user has no home folder, or the folder cannot be created.
+    """
+    remedy = "set PERDURE_DB or --db to the path of a file in a folder that this user may write"
+    try:
+        folder = platformdirs.user_data_path("perdure")
+    except RuntimeError as exc:
+        raise ConfigurationError(
+            f"the default database is in the home folder, but this user has none; {remedy}"
+        ) from exc
+    try:
+        # Check first whether the folder exists, because LangGraph's server forbids `os.mkdir()` in
+        # its event loop.
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"the folder {str(folder)!r} of the default database cannot be created "
+            f"({exc.strerror}); {remedy}"
+        ) from exc
     return str(folder / "perdure.db")

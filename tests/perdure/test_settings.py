@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -265,3 +266,38 @@ def test_import_of_settings_loads_neither_pydantic_nor_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert process.stdout.split() == ["False", "False"]
+
+
+@pytest.fixture
+def user_without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the user one that has no home folder, as in many containers."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems find folders in other ways")
+@pytest.mark.usefixtures("user_without_home")
+def test_user_without_home_needs_only_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"this user has none; set PERDURE_DB or --db"):
+        settings.load()
+
+    monkeypatch.setenv("PERDURE_DB", str(tmp_path / "x.db"))
+
+    assert settings.load().db == str(tmp_path / "x.db")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems find folders in other ways")
+def test_default_folder_that_cannot_be_created_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file" / "data"))
+
+    with pytest.raises(
+        ConfigurationError, match=r"data/perdure' .* cannot be created .*PERDURE_DB"
+    ):
+        settings.load()
