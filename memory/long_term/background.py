@@ -47,6 +47,7 @@ from perdure.memory.options import check_choice, check_instance, check_seconds, 
 from perdure.memory.thread_messages import make_storable, read_watermark
 from perdure.settings import is_dsn
 from perdure.storage.locks import file_lock
+from perdure.storage.private_files import create_private_file
 from perdure.storage.thread_pools import ThreadPool
 
 try:
@@ -685,7 +686,8 @@ class JobQueue:
         """Reserve an unused worker number on this machine, and return the worker id."""
         for number in count():
             with suppress(TimeoutError):
-                stack.enter_context(file_lock(f"{self._lock_path_prefix}.worker-{number}", 0))
+                path = f"{self._lock_path_prefix}.worker-{number}"
+                stack.enter_context(file_lock(path, 0, self._lock_path_prefix))
                 break
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"
@@ -813,6 +815,8 @@ def _build_queue_url_and_lock_path_prefix(
     if database is None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-"))
         database = os.path.join(folder, "jobs")
+    with suppress(OSError):  # DBOS reports a path that cannot be created
+        create_private_file(database)
     return f"sqlite:///{quote(database, safe='/:' + os.sep)}", database
 
 

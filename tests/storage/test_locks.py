@@ -287,12 +287,12 @@ def test_waiting_task_of_a_closed_event_loop_is_skipped(
 
 def test_run_may_hold_two_names_that_share_a_lock_byte(tmp_path: Path) -> None:
     """Another process can acquire neither name until both are released."""
-    own_locks = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))
+    own_locks = Locks(FileLocks(str(tmp_path / "x"), offset=lambda name: 7))
     acquired = [own_locks.acquire(name, 0) for name in "ab"]
     code = f"""
 from perdure.storage.locks import FileLocks, Locks, file_lock
 from perdure.errors import StorageUnavailable
-locks = Locks(FileLocks({str(tmp_path / "x.locks")!r}, offset=lambda name: 7))
+locks = Locks(FileLocks({str(tmp_path / "x")!r}, offset=lambda name: 7))
 def free():
     try:
         locks.release(locks.acquire("c", 0))
@@ -455,7 +455,7 @@ def test_file_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     path = str(tmp_path / "x.lock")
     code = f"""
 from perdure.storage.locks import file_lock
-with file_lock({path!r}, 0):
+with file_lock({path!r}, 0, {path!r}):
     print("mine", flush=True)
     input()
 """
@@ -464,10 +464,10 @@ with file_lock({path!r}, 0):
     ) as process:
         assert process.stdout is not None
         output = process.stdout.readline()
-        with pytest.raises(TimeoutError), file_lock(path, LATER_S):
+        with pytest.raises(TimeoutError), file_lock(path, LATER_S, path):
             pass
         process.kill()
-        with file_lock(path, PATIENCE_S):
+        with file_lock(path, PATIENCE_S, path):
             pass
 
     assert output == "mine\n"
@@ -478,13 +478,13 @@ def test_forked_child_does_not_hold_its_parents_file_lock(tmp_path: Path) -> Non
     """The parent's release frees the lock although the child still lives."""
     path = str(tmp_path / "x.lock")
     reading, writing = os.pipe()
-    with file_lock(path, 0):
+    with file_lock(path, 0, path):
         child = os.fork()
         if not child:
             os.close(writing)
             os.read(reading, 1)  # until the parent has looked
             os._exit(0)
-    with file_lock(path, PATIENCE_S):
+    with file_lock(path, PATIENCE_S, path):
         os.write(writing, b".")
     os.waitpid(child, 0)
     os.close(reading)

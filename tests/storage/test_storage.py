@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langchain_core.runnables import RunnableConfig
@@ -629,3 +629,16 @@ def use_in_child(database: SQLiteDatabase) -> None:
     reopened = open_notes(database.path)
     reopened.write(partial(insert_note, 2))
     reopened.close()
+
+
+@pytest.mark.parametrize(("synchronous", "is_full"), [("full", 1), ("normal", 0)])
+def test_full_durability_includes_the_cache_of_the_drive(
+    synchronous: Any, is_full: int, tmp_path: Path
+) -> None:
+    """SQLite uses the pragmas on macOS only, but stores their values everywhere."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db", synchronous=synchronous) as saver:
+        connection = cast(Any, saver.database)._connect_once().writer.connection
+        pragmas = ("fullfsync", "checkpoint_fullfsync")
+        values = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas]
+
+    assert values == [is_full, is_full]

@@ -33,6 +33,11 @@ from operator import is_not
 from typing import Final, Protocol, Self
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.private_files import (
+    open_file_of_database,
+    open_file_with_mode,
+    read_mode_of_database,
+)
 
 if sys.platform == "win32":
     import msvcrt
@@ -81,17 +86,20 @@ _locked_file_descriptors: Final = set[int]()
 
 
 @contextlib.contextmanager
-def file_lock(path: str, timeout_s: float) -> Iterator[None]:
+def file_lock(path: str, timeout_s: float, database: str) -> Iterator[None]:
     """Hold an exclusive lock on a file, which excludes other threads and other processes.
 
-    A file that does not exist is created.
+    Args:
+        path: The file. If it does not exist, it is created.
+        timeout_s: The maximum number of seconds to wait for the lock.
+        database: The path of the database whose permissions a new file gets.
 
     Raises:
         TimeoutError: Another thread or process held the lock for `timeout_s` seconds.
         OSError: The file cannot be opened, or its file system has no locks.
     """
     deadline = time.monotonic() + timeout_s
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fd = open_file_of_database(path, database)
     _locked_file_descriptors.add(fd)
     try:
         while True:
@@ -313,7 +321,8 @@ class FileLocks(ProcessLocks):
     """Named inter-process locks, each of which is a lock on a single byte of a shared file.
 
     Args:
-        path: The file. It is created when it is first needed, and is never removed.
+        database: The path of the database. The file has the suffix `.locks`. It is created when it
+            is first needed, and is never removed.
         offset: A function that returns the offset of the byte for a name.
     """
 
@@ -321,8 +330,13 @@ class FileLocks(ProcessLocks):
     session = 0
     is_prompt = True
 
-    def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
-        self._path, self._offset = path, offset
+    def __init__(
+        self, database: str, offset: Callable[[str], int] = compute_lock_byte_offset
+    ) -> None:
+        self._path, self._offset = f"{database}.locks", offset
+        # Read here, because `_open_file` may be called in an event loop, which must not wait for
+        # the disk.
+        self._mode = read_mode_of_database(database)
         self._lock = threading.Lock()
         # Maps a byte offset in the lock file to the number of locks that this process holds there.
         # Two lock names can have the same offset.
@@ -355,7 +369,7 @@ class FileLocks(ProcessLocks):
         """Return the lock file's descriptor, opening the file on the first call."""
         if self._fd is None:
             try:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                self._fd = open_file_with_mode(self._path, self._mode)
             except OSError as exc:
                 raise StorageError(
                     f"the lock file {self._path!r} cannot be opened ({exc.strerror}); "

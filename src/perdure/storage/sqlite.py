@@ -95,7 +95,7 @@ class SQLiteFile(SharedResource):
         )
         self.connector = connector
         self.readers = Readers(connector)
-        self.locks = Locks(FileLocks(path + ".locks") if connector.is_on_disk else None)
+        self.locks = Locks(FileLocks(path) if connector.is_on_disk else None)
         self.async_readers = AsyncReaders(connector)
         self._writer: SQLiteWriter | None = None
         check_path_can_be_database(path, connector.read_only)

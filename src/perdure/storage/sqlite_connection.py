@@ -29,6 +29,7 @@ from perdure.storage.database import (
 )
 from perdure.storage.flow import GuardedRequest, GuardFailed, Request, T
 from perdure.storage.locks import file_lock
+from perdure.storage.private_files import create_private_file, open_file_of_database
 from perdure.storage.sqlite_errors import convert_os_error_to_storage_error, is_disk_full
 from perdure.storage.untrusted_sqlite import (
     TableSQL,
@@ -87,6 +88,7 @@ class DiskReserve:
     """
 
     def __init__(self, database: str) -> None:
+        self._database = database
         self._path = "" if database == MEMORY else database + "-reserve"
         self._lock = threading.Lock()
         self._release_count = 0
@@ -113,7 +115,8 @@ class DiskReserve:
 
     def _fill_reserve_file(self) -> None:
         """Extend the reserve file to its full size."""
-        with open(self._path, "ab", buffering=0) as file:
+        descriptor = open_file_of_database(self._path, self._database, os.O_APPEND)
+        with open(descriptor, "ab", buffering=0) as file:
             while (missing_bytes := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
                 # Write random bytes, because some file systems compress zeros and would reserve no
                 # disk space.
@@ -255,6 +258,8 @@ class Connector:
     def _open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open and configure the writing connection, and create missing tables."""
         with self.hold_lock_between_processes():
+            if self.is_on_disk:
+                create_private_file(self.path)
             conn = self._open_connection()
             try:
                 is_new = not self._is_perdure_database(conn)
@@ -285,6 +290,12 @@ class Connector:
     def _set_writer_pragmas(self, conn: sqlite3.Connection) -> sqlite3.Connection:
         """Set the pragmas of a writing connection, and return the connection."""
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
+        if self.synchronous != "normal":
+            # On macOS, `fsync` leaves data in the drive's cache, which a power failure empties.
+            # With these pragmas, SQLite uses F_FULLFSYNC there; see
+            # https://sqlite.org/pragma.html#pragma_fullfsync
+            conn.execute("PRAGMA fullfsync = ON")
+            conn.execute("PRAGMA checkpoint_fullfsync = ON")
         conn.execute("PRAGMA secure_delete = ON")
         if self.is_on_disk and REUSES_WAL:
             conn.execute(f"PRAGMA wal_autocheckpoint = {WAL_LIMIT_BYTES // _PAGE_BYTES}")
@@ -387,7 +398,7 @@ class Connector:
             return
         path, wait_s = self.path + ".lock", self.timeout_s if wait_s is None else wait_s
         try:
-            with file_lock(path, wait_s):
+            with file_lock(path, wait_s, self.path):
                 yield
         except TimeoutError as exc:
             raise StorageUnavailable(
@@ -541,7 +552,7 @@ def check_path_can_be_database(path: str, read_only: bool) -> None:
         return
     _check_sqlite_header(path)
     try:
-        open(path + ".lock", "ab").close()
+        os.close(open_file_of_database(path + ".lock", path))
     except OSError as exc:
         raise StorageError(
             f"the folder {folder!r} is not writable ({exc.strerror}); check its permissions, or "
