@@ -55,7 +55,7 @@ def test_loopback_server_refuses_other_host_names(
     client: httpx.Client, host: str, status: int
 ) -> None:
     """Otherwise a site whose name resolves to 127.0.0.1 could read everything (DNS rebinding)."""
-    reply = client.get("/ok", headers={"host": host})
+    reply = client.get("/info", headers={"host": host})
 
     assert reply.status_code == status
     assert status == 200 or "--allowed-host" in reply.json()["detail"]
@@ -64,11 +64,11 @@ def test_loopback_server_refuses_other_host_names(
 def test_configured_host_names_are_accepted(settings: Settings) -> None:
     with run_server(create_app(settings, hosts=["Mem.example"])) as url:
         statuses = [
-            httpx.get(f"{url}/ok", headers={"host": host}).status_code
+            httpx.get(f"{url}/info", headers={"host": host}).status_code
             for host in ("mem.example", "mem.example:443", "localhost", "x.mem.example")
         ]
     with run_server(create_app(settings, hosts=None)) as url:
-        status_without_check = httpx.get(f"{url}/ok", headers={"host": "whatever"}).status_code
+        status_without_check = httpx.get(f"{url}/info", headers={"host": "whatever"}).status_code
 
     assert statuses == [200, 200, 421, 421]
     assert status_without_check == 200
@@ -148,7 +148,7 @@ def test_only_scripts_of_allowed_origins_may_call_server(
     changed = httpx.post(f"{open_url}/threads", json={}, headers=sent)
     read = httpx.get(f"{open_url}/ok", headers=sent)
     refused = httpx.get(f"{open_url}/threads/none", headers={"origin": origin})
-    wrong_host = httpx.get(f"{open_url}/ok", headers={"origin": origin, "host": "evil.example"})
+    wrong_host = httpx.get(f"{open_url}/info", headers={"origin": origin, "host": "evil.example"})
 
     assert changed.status_code == (200 if allowed else 403)
     assert (read.status_code, refused.status_code, wrong_host.status_code) == (200, 401, 421)
@@ -221,7 +221,7 @@ def test_body_without_json_content_type_is_refused(
 def test_all_replies_have_nosniff_and_content_security_policy_headers(url: str) -> None:
     paths = ("/ok", "/assets/style.css", "/nothing", "/probe/thread/x", "/openapi.json")
     replies = [httpx.get(url + path) for path in paths]
-    replies += [httpx.get(f"{url}/ok", headers={"host": "evil"})]
+    replies += [httpx.get(f"{url}/info", headers={"host": "evil"})]
 
     assert [each.status_code for each in replies] == [200, 200, 404, 404, 200, 421]
     for each in replies:

@@ -42,6 +42,7 @@ from perdure.server.http.guard import (
     validate_origins,
 )
 from perdure.server.http.headers import EXPOSED_HEADERS
+from perdure.server.http.health import HEALTH_PATH, DatabaseCheck
 from perdure.server.http.limits import Limits, RequestLimiter
 from perdure.server.http.logs import Audit
 from perdure.server.http.reply import JSONReply
@@ -78,11 +79,16 @@ async def redirect_to_first_page() -> RedirectResponse:
     return RedirectResponse("/ui/threads")
 
 
-@routes.get("/ok")
+@routes.get(HEALTH_PATH)
 @public
-async def report_health() -> dict[str, bool]:
-    """Respond to a health check with `{"ok": true}`."""
-    return {"ok": True}
+async def report_health(request: Request, check_db: bool = False) -> JSONReply:
+    """Respond to a health check with `{"ok": true}`.
+
+    With `check_db=1`, the status is 503 if the database cannot be written. The server's log has the
+    reason.
+    """
+    is_ok = not check_db or await request.app.state.database_check.find_problem() is None
+    return JSONReply({"ok": is_ok}, 200 if is_ok else 503)
 
 
 @routes.get("/info")
@@ -189,6 +195,8 @@ def create_app(
             database_options,
             has_organisations=has_organisations,
         )
+        tenants = getattr(app.state.access, "tenants", (None,))
+        app.state.database_check = DatabaseCheck(app.state.databases, next(iter(tenants), None))
         shared_run_state = SharedRunState(
             served_graphs,
             limits,
@@ -206,9 +214,7 @@ def create_app(
         try:
             # Open the databases of the tenants that are known in advance. The database of any other
             # tenant is opened on that tenant's first request.
-            await app.state.runs.open_tenant_databases(
-                getattr(app.state.access, "tenants", (None,))
-            )
+            await app.state.runs.open_tenant_databases(tenants)
             async with nullcontext() if custom is None else custom.run_lifespan():
                 yield
         finally:

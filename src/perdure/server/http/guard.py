@@ -29,6 +29,7 @@ from perdure.server.http.access import Forbidden, Identity, Refused, Unauthentic
 from perdure.server.http.acting_for import identify_caller
 from perdure.server.http.call import AUDITED_NAMES
 from perdure.server.http.headers import add_default_headers
+from perdure.server.http.health import HEALTH_PATH
 from perdure.server.http.logs import SAFE_METHODS, Audit, is_audited_change, is_refused_while_acting
 from perdure.server.http.reply import JSONReply, http_status, split_url, wants_json
 from perdure.server.pages.rendering import render_error_page
@@ -210,7 +211,10 @@ def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp |
     """
     state = scope["app"].state
     try:
-        _refuse_unknown_host(headers.get("host", ""), state.hosts)
+        # A container platform sends health checks to the address of the container. The reply to a
+        # health check reveals nothing, so the host name need not be checked.
+        if scope["path"] != HEALTH_PATH or scope["method"] not in SAFE_METHODS:
+            _refuse_unknown_host(headers.get("host", ""), state.hosts)
         state.clients.count_request((scope.get("client") or ("",))[0])
         has_session = state.sessions.try_to_add_session_credentials(scope)
         if has_session:
