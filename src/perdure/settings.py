@@ -7,12 +7,14 @@ command line, the worker and the graphs in `langgraph.json` use the same setting
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
@@ -47,6 +49,11 @@ MIN_SCORE: Final = 0.59
 """The default minimum score of recalled memories. Lower scores indicate irrelevant memories."""
 TIMEOUT_S: Final = 30.0
 """Default timeout, in seconds, for acquiring a database connection or lock."""
+_LOG = logging.getLogger("perdure")
+_PREFIX: Final = "PERDURE_"
+# An unknown variable is reported if its name is at least this similar to that of a setting; see
+# `difflib.SequenceMatcher.ratio`.
+_MIN_SIMILARITY: Final = 0.8
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
 # Maximum value of a numeric setting. For a setting in days, the maximum is about 2,700 years, which
@@ -398,10 +405,23 @@ def _is_untrusted_file(source: str) -> bool:
 
 
 def _read_settings_from_environment() -> dict[str, Setting]:
-    """Return the settings from the `PERDURE_*` environment variables, keyed by setting name."""
+    """Return the settings from the `PERDURE_*` environment variables, keyed by setting name.
+
+    A warning is logged for each variable whose name is similar to that of a setting. Other unknown
+    names are ignored, because Kubernetes sets variables such as `PERDURE_SERVICE_HOST`.
+    """
     settings: dict[str, Setting] = {}
+    known = {name.upper().replace(".", "_") for name in NAMES} | {"CONFIG"}
+    given = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
+    for name in sorted(given - known):
+        for similar in get_close_matches(name, known, 1, _MIN_SIMILARITY):
+            _LOG.warning(
+                "the environment variable %s is not a setting; did you mean %s?",
+                _PREFIX + name,
+                _PREFIX + similar,
+            )
     for name, kind in NAMES.items():
-        variable = f"PERDURE_{name.upper().replace('.', '_')}"
+        variable = f"{_PREFIX}{name.upper().replace('.', '_')}"
         if name == "user" and variable in os.environ:
             check_user(variable, os.environ[variable])
         if text := os.environ.get(variable):

@@ -179,3 +179,24 @@ def test_worker_with_nothing_to_do_prints_empty_json_list() -> None:
     run("memories", "add", "I like figs")
 
     assert json.loads(run("worker", "--once", "--json")) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_in_an_encoding_with_few_characters_is_complete(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows, redirected output has the encoding cp1252."""
+    said = "figs \u2192 \u6f22 caf\u00e9 \U0001f600"
+    say_on_thread("one", said)
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    code = "from perdure.cli import main; main()"
+    command = [sys.executable, "-c", code, "history", "one", *options]
+
+    process = subprocess.run(command, capture_output=True)
+
+    assert (process.returncode, process.stderr) == (0, b"")
+    output = process.stdout.decode("cp1252")
+    if options:
+        assert said in json.dumps(json.loads(output), ensure_ascii=False)
+    else:
+        assert "figs \\u2192 \\u6f22 caf\u00e9 \\U0001f600" in output

@@ -301,3 +301,20 @@ def test_default_folder_that_cannot_be_created_is_named(
         ConfigurationError, match=r"data/perdure' .* cannot be created .*PERDURE_DB"
     ):
         settings.load()
+
+
+def test_misspelt_variable_is_reported_with_the_setting_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Variables that Kubernetes sets for a service with the name perdure are not reported."""
+    for name in ("BASEURL", "RETENTION_IDLE_DAY", "SERVICE_HOST", "PORT", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"PERDURE_{name}", "x")
+    monkeypatch.setenv("PERDURE_CONFIG", "")
+
+    settings.load(db=":memory:")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "the environment variable PERDURE_BASEURL is not a setting; did you mean PERDURE_BASE_URL?",
+        "the environment variable PERDURE_RETENTION_IDLE_DAY is not a setting; did you mean "
+        "PERDURE_RETENTION_IDLE_DAYS?",
+    ]

@@ -86,9 +86,9 @@ def test_metrics_count_requests_and_operations(settings: Settings) -> None:
     assert found[counts, "InvalidNamespace", "put", "store"] == 2
     assert found[counts, "", "put", "threads"] == 6  # input, node, and the end, of each turn
     assert found[counts, "", "get_tuple", "threads"] == 2
-    assert found["perdure_size", "threads"] == 1
-    assert found["perdure_size", "items"] == 1
-    assert found["perdure_size", "size_bytes"] > 0
+    assert found["perdure_database_rows", "threads"] == 1
+    assert found["perdure_database_rows", "items"] == 1
+    assert found["perdure_database_bytes", "size"] > 0
     assert found["perdure_jobs", "dead"] == 0
 
 
@@ -121,7 +121,8 @@ def test_metrics_reply_does_not_wait_for_slow_count(
         return texts
 
     sized = [
-        b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(render_repeatedly())
+        b'perdure_database_rows{kind="threads"} 0.0' in text
+        for text in asyncio.run(render_repeatedly())
     ]
     assert sized == [False, False, True]
     assert "sizes for the metrics cannot be counted" in caplog.text

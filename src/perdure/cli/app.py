@@ -8,6 +8,7 @@ codes.
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,6 +135,17 @@ def _(
     """Manage conversations and long-term memories of LangGraph agents."""
 
 
+def _escape_characters_that_the_output_cannot_encode() -> None:
+    """Print characters that the encoding of the output lacks as escape sequences.
+
+    On Windows, redirected output has an encoding such as cp1252, which lacks most characters. A
+    command would otherwise fail with UnicodeEncodeError.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Run the command given in `sys.argv`, and exit with its exit code.
 
@@ -147,6 +159,7 @@ def main() -> None:
     try:
         if sys.stdout is None:
             raise OSError("stdout is closed; run the command again with an open stdout")
+        _escape_characters_that_the_output_cannot_encode()
         code = app(prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -81,7 +81,9 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
         value: The value. Data classes are printed as objects.
         indent: The number of spaces for each level. If it is None, the JSON is printed on one line.
     """
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_make_json_serializable)
+    # An encoding other than UTF-8, such as cp1252 on Windows, lacks most characters.
+    is_ascii = not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, default=_make_json_serializable)
     # Escape the same characters as `escape_control_characters`, but as JSON escape sequences.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()

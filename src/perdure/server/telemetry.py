@@ -87,7 +87,12 @@ class Telemetry:
             ("method", "route", "status"),
             **histogram_options,
         )
-        self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **common_options)
+        self._bytes = Gauge(
+            "database_bytes", "Bytes of the database and of its values", ("part",), **common_options
+        )
+        self._rows = Gauge(
+            "database_rows", "Threads, messages, items and other rows", ("kind",), **common_options
+        )
         self._jobs = Gauge(
             "jobs", "Threads by state of memory extraction", ("state",), **common_options
         )
@@ -231,8 +236,10 @@ class Telemetry:
             saver, store = await database.saver.astats(), await database.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
             for name, value in counts.items():
-                if type(value) is int:
-                    self._sizes.labels(name).set(value)
+                if type(value) is int and name.endswith("_bytes"):
+                    self._bytes.labels(name.removesuffix("_bytes")).set(value)
+                elif type(value) is int:
+                    self._rows.labels(name).set(value)
             states = await asyncio.to_thread(self._count_job_states, database)
             for state in ("waiting", "due", "retrying", "dead"):
                 self._jobs.labels(state).set(states[state])
