@@ -411,10 +411,10 @@ def _read_settings_from_environment() -> dict[str, Setting]:
     names are ignored, because Kubernetes sets variables such as `PERDURE_SERVICE_HOST`.
     """
     settings: dict[str, Setting] = {}
-    known = {name.upper().replace(".", "_") for name in NAMES} | {"CONFIG"}
-    given = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
-    for name in sorted(given - known):
-        for similar in get_close_matches(name, known, 1, _MIN_SIMILARITY):
+    setting_names = {name.upper().replace(".", "_") for name in NAMES} | {"CONFIG"}
+    variable_names = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
+    for name in sorted(variable_names - setting_names):
+        for similar in get_close_matches(name, setting_names, 1, _MIN_SIMILARITY):
             _LOG.warning(
                 "the environment variable %s is not a setting; did you mean %s?",
                 _PREFIX + name,

@@ -169,3 +169,19 @@ def test_workers_option_refuses_metrics_and_memory_database(
     assert "--metrics can count requests in only one process" in message
     message = run_and_read_error(*options, "--db", ":memory:", capsys=capsys)
     assert "several processes cannot share an in-memory database" in message
+
+
+def test_processes_that_cannot_be_started_are_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise EOFError
+
+    monkeypatch.setattr("multiprocessing.managers.SyncManager.start", fail)
+
+    error = run_and_read_error(
+        "serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", "2", capsys=capsys
+    )
+
+    assert "cannot start further processes" in error
+    assert sys.executable in error.replace("\n", "")

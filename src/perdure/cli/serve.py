@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import MutableMapping
 from contextlib import ExitStack, suppress
@@ -372,6 +373,24 @@ class _Server(NamedTuple):
         return server.started
 
 
+def _start_session_process(context: SpawnContext) -> SyncManager:
+    """Start the process that keeps the browser sessions of all workers in memory.
+
+    Raises:
+        ConfigurationError: This user cannot start processes.
+    """
+    manager = SyncManager(ctx=context)
+    try:
+        manager.start(_exit_with_parent, (signal.SIG_IGN,))
+    except (EOFError, OSError) as exc:
+        raise ConfigurationError(
+            "the server cannot start further processes. Check that this user may execute "
+            f"{sys.executable!r} and write to the folder {tempfile.gettempdir()!r} for temporary "
+            "files, or use --workers 1"
+        ) from exc
+    return manager
+
+
 def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
     """Serve from several processes that share one socket, until SIGTERM or SIGINT is received.
 
@@ -387,8 +406,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         signal.signal(number, lambda number, _: received_signals.append(number))
         for number in signals
     ]
-    manager = SyncManager(ctx=context)
-    manager.start(_exit_with_parent, (signal.SIG_IGN,))
+    manager = _start_session_process(context)
     [session_process] = multiprocessing.active_children()
     try:
         arguments = server, listener, manager.dict()
