@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-import platformdirs
-
 from perdure.errors import ConfigurationError
 
 
@@ -468,6 +466,8 @@ def _find_settings_file() -> Path | None:
         if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break
         folder /= ".."
+    import platformdirs  # only needed if no database is named
+
     path = platformdirs.user_config_path("perdure") / "config.toml"
     return path if os.path.isfile(path) else None
 
@@ -494,6 +494,8 @@ def _parse_environment_variable(text: str, type_name: str) -> Any:
 
 def _build_default_database_path() -> str:
     """Return the default path of the database, and create the folder if it is missing."""
+    import platformdirs  # only needed if no database is named
+
     folder = platformdirs.user_data_path("perdure")
     # Check first whether the folder exists, because LangGraph's server forbids `os.mkdir()` in its
     # event loop.

@@ -647,9 +647,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     """
     # Check for `mcp` and `fastapi` with `find_spec`, because importing them takes about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
-        raise MissingDependency(
-            'MCP needs additional packages; run pip install ".[server]" in a checkout of perdure'
-        )
+        raise MissingDependency('MCP needs additional packages; run pip install "perdure[server]"')
     from perdure import __version__
     from perdure.server.http.logs import Audit, log_to_stderr
     from perdure.server.mcp_startup import StartupResponder
