@@ -39,8 +39,12 @@ VERSION = PROJECT["version"]
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the source distribution and the wheel."""
+    return build_sdist_and_wheel(tmp_path_factory.mktemp("distributions"))
+
+
+def build_sdist_and_wheel(folder: Path) -> tuple[Path, Path]:
     """Build the source distribution, and the wheel from the unpacked source distribution."""
-    folder = tmp_path_factory.mktemp("distributions")
     sdist = build_sdist(folder)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")

@@ -460,9 +460,9 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
     def stop_after_parent() -> None:
         parent.join()
-        os.kill(
-            os.getpid(), signal.SIGTERM if sigterm_handler == signal.SIG_DFL else signal.SIGKILL
-        )
+        # Windows has no SIGKILL, and SIGTERM ends a process there whatever its handler is.
+        kill = getattr(signal, "SIGKILL", signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM if sigterm_handler == signal.SIG_DFL else kill)
 
     threading.Thread(target=stop_after_parent, daemon=True).start()
 
