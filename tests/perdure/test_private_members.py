@@ -32,13 +32,10 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def list_imported_names(node: ast.AST) -> list[str]:
+def list_imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Return the dotted names that an import statement imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return []
+    prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    return [f"{prefix}{alias.name}" for alias in node.names]
 
 
 def list_defined_names(folder: Path) -> set[str]:
@@ -77,6 +74,7 @@ def test_package_imports_no_private_names_of_langgraph_or_langchain(package: str
         f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
         for path, module in parse_modules(PACKAGES[package])
         for node in ast.walk(module)
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for name in list_imported_names(node)
         if name.startswith(("langgraph", "langchain", "deepagents"))
         and any(map(is_private, name.split(".")))
