@@ -5,6 +5,8 @@
 PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin
+# how make view adds the packages; LINK="cp -R" works where links are not allowed
+LINK  ?= ln -s
 PARTS := graphs memory checkpointers stores
 # bytecode is written: else each process that a test starts compiles all of perdure
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist worksteal
@@ -41,7 +43,7 @@ check: lint view
 	    wait $$types || { cat build/types.log >&2; exit 1; }; exit $$unit
 fix:   ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:  ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
-view:  ; @rm -rf build/view build/lib && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
+view:  ; @rm -rf build/view build/lib && mkdir -p build/view/perdure && $(LINK) $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
 types: view ; $(BIN)/mypy -p perdure -p tests && PYTHONPATH=build/view $(BIN)/lint-imports --no-cache
 unit:  ; $(PYTEST) $(TESTS)
 clean: ; rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache

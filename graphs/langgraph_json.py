@@ -383,8 +383,8 @@ def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path
     if isinstance(variables, Mapping):
         return {name: str(value) for name, value in variables.items()}
     try:
-        lines = (folder / variables).read_text().splitlines()
-    except OSError as exc:
+        lines = (folder / variables).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(
             f'cannot read the file {variables!r}, which is set as "env": {exc}'
         ) from exc

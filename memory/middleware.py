@@ -28,8 +28,7 @@ try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
 except ImportError as exc:
     raise MissingDependency(
-        'perdure.memory.middleware needs langchain; run pip install ".[agents]" in a checkout of '
-        "perdure"
+        'perdure.memory.middleware needs langchain; run pip install "perdure[agents]"'
     ) from exc
 try:
     from langchain.agents.middleware import ExtendedModelResponse

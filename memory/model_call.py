@@ -140,8 +140,8 @@ def _create_chat_model_by_name(full_name: str) -> Any:
         return init_chat_model(full_name)
     except ImportError as exc:
         raise MissingDependency(
-            f"the model {full_name!r:.80} needs a package that is not installed ({exc}). In "
-            "a checkout of perdure, run `pip install '.[agents]'`, and install the provider's "
+            f"the model {full_name!r:.80} needs a package that is not installed ({exc}). "
+            "Run `pip install 'perdure[agents]'`, and install the provider's "
             'package. Or pass another model, such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:

@@ -57,7 +57,7 @@ try:
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as exc:
     raise MissingDependency(
-        'background extraction needs DBOS; run pip install ".[background]" in a checkout of perdure'
+        'background extraction needs DBOS; run pip install "perdure[background]"'
     ) from exc
 
 ThreadId = str

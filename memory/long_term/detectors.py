@@ -207,8 +207,7 @@ def phone_numbers(region: str) -> Detector:
     """
     if find_spec("phonenumbers") is None:
         raise MissingDependency(
-            "phone_numbers needs an additional package; run pip install '.[privacy]' in a "
-            "checkout of perdure"
+            'phone_numbers needs an additional package; run pip install "perdure[privacy]"'
         )
     check_choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
     return lambda text: find_phone_numbers(text, region)

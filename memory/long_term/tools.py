@@ -10,6 +10,7 @@ web page.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ from perdure.memory.options import check_min_score, check_text, check_whole_numb
 from perdure.memory.quotation import render_section
 from perdure.memory.run_config import (
     choose_team,
+    get_runtime_of_running_graph,
     read_run_teams,
     read_thread_and_checkpoint_id_of_run,
 )
@@ -69,6 +71,7 @@ from perdure.stores.namespaces import check_item_key
 from perdure.stores.search.text import STOP_WORDS, tokenize
 from perdure.stores.values import to_prompt_json
 
+_LOG: Final = logging.getLogger("perdure")
 ManageAction = Literal["create", "update", "supersede", "delete"]
 MANAGE_DESCRIPTION: Final = """\
 Keep what should still be known in later conversations: lasting facts about the user, their \
@@ -386,16 +389,22 @@ def build_tool(
         If the tool was called outside a graph, the returned list of messages is empty.
         """
         # If the tool was called outside a graph, or if the model passed a made-up value, `runtime`
-        # is not a `ToolRuntime` and the messages of the run are not available.
-        if not isinstance(runtime, ToolRuntime):
-            return Attribution(config)
-        messages = (
-            runtime.state
-            if is_message_list(runtime.state)
-            else read_channel(runtime.state, messages_key)
-        )
-        messages = messages if is_message_list(messages) else ()
-        names = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
+        # is not a `ToolRuntime` and the messages of the run are not available. Some versions of
+        # langchain-core also pass no `ToolRuntime` in a graph.
+        state = runtime.state if isinstance(runtime, ToolRuntime) else None
+        messages = state if is_message_list(state) else read_channel(state, messages_key)
+        if not is_message_list(messages):
+            in_graph = isinstance(runtime, ToolRuntime) or _is_called_in_graph(config)
+            if in_graph and tool_class is _MemoryTool:
+                _LOG.warning(
+                    "the tool %r cannot read the messages of its run, so new memories wait for "
+                    "review; call the tool through ToolNode or create_agent, with langchain-core "
+                    "1.6 or newer, and set messages_key to the channel of the messages",
+                    name,
+                )
+            return Attribution(config, are_messages_missing=in_graph)
+        tools = getattr(runtime, "tools", ())  # older versions of langgraph have no such field
+        names = {tool.name for tool in tools if isinstance(tool, _MemoryTool)}
         return Attribution(
             config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | names
         )
@@ -427,6 +436,13 @@ def build_tool(
         handle_tool_error=True,
         handle_validation_error=describe_wrong_arguments,
     )
+
+
+def _is_called_in_graph(config: RunnableConfig) -> bool:
+    """Return whether a tool that received this config was called by a node of a graph."""
+    # langgraph adds the name of the node to the metadata of the config of each task.
+    metadata = config.get("metadata") or {}
+    return "langgraph_node" in metadata or get_runtime_of_running_graph() is not None
 
 
 def _build_manage_tool_arguments_model(
@@ -593,11 +609,13 @@ class Attribution:
         config: The config of the run.
         messages: The messages of the run.
         own_tools: The names of the memory tools of the run.
+        are_messages_missing: Whether the run has messages that the tool could not read.
     """
 
     config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
     own_tools: Set[str] = _OWN_TOOLS
+    are_messages_missing: bool = False
 
     def build_provenance(
         self, texts: Iterable[str], texts_stated_by_user: Iterable[str] = ()
@@ -616,6 +634,9 @@ class Attribution:
         is not `"user"`, and at least half of the memory's words occur in tool results, the trust
         class is `"tool"`. In all other cases, the trust class is `"assistant"`.
 
+        If the messages of the run could not be read, the memory might repeat a web page. The trust
+        class is then `"tool"` instead of `"assistant"`, so that the memory waits for review.
+
         Args:
             texts: The texts of the memory.
             texts_stated_by_user: Texts that the user is known to have stated.
@@ -633,7 +654,7 @@ class Attribution:
         )
         tool_words = words & set().union(*by_tool.values())
         foreign_words = words & set().union(*by_other_tools.values()) - user_words
-        trust: str = "assistant"
+        trust: str = "tool" if self.are_messages_missing else "assistant"
         rests_on: StemsByMessageIndex = {}
         if words and len(user_words) - len(foreign_words) >= len(words) / 2:
             trust, rests_on = "user", by_user

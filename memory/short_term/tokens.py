@@ -450,7 +450,7 @@ def _load_token_counting_function(encoding_name: str) -> Callable[[str], int] | 
         except ImportError:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, because the encoding %s is not installed; run "
-                "`pip install '.[tokens]'` in a checkout, or pass token_counter('approximate') to "
+                "`pip install 'perdure[tokens]'`, or pass token_counter('approximate') to "
                 "estimate them without this warning",
                 encoding_name,
             )

@@ -18,8 +18,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-import platformdirs
-
 from perdure.errors import ConfigurationError
 
 
@@ -488,6 +486,8 @@ def _find_settings_file() -> Path | None:
         if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break
         folder /= ".."
+    import platformdirs  # only needed if no database is named
+
     try:
         path = platformdirs.user_config_path("perdure") / "config.toml"
     except RuntimeError:  # the user has no home folder, as in many containers
@@ -521,6 +521,8 @@ def _build_default_database_path() -> str:
     Raises:
         ConfigurationError: The user has no home folder, or the folder cannot be created.
     """
+    import platformdirs  # only needed if no database is named
+
     remedy = "set PERDURE_DB or --db to the path of a file in a folder that this user may write"
     try:
         folder = platformdirs.user_data_path("perdure")

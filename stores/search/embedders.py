@@ -150,8 +150,8 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
     """Initialise a LangChain embedder from a "provider:model" string."""
     if importlib.util.find_spec("langchain") is None:
         raise MissingDependency(
-            f"the embedder {model_id!r} needs langchain, which is not installed: run pip install "
-            "langchain, and install the provider's package"
+            f"the embedder {model_id!r} needs langchain, which is not installed; run pip install "
+            '"perdure[agents]", and install the provider\'s package'
         )
     try:
         return ensure_embeddings(model_id)

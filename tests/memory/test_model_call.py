@@ -61,7 +61,9 @@ def test_named_model_needs_its_key_only_when_it_is_called(
 ) -> None:
     """The behaviour is the same with and without langchain, in async calls, and with tools."""
     if not has_langchain and ":" not in name:
-        with pytest.raises(MissingDependency, match=r'\.\[agents\].*such as "openai:gpt-5-mini"'):
+        with pytest.raises(
+            MissingDependency, match=r'perdure\[agents\].*such as "openai:gpt-5-mini"'
+        ):
             load_chat_model(name)
         return
     model: Any = load_chat_model(name)
@@ -97,7 +99,7 @@ def test_missing_package_of_a_named_model_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MissingDependency, match="langchain-ollama"):
         load_chat_model("ollama:llama3")
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
-    with pytest.raises(MissingDependency, match=r"\.\[agents\]"):
+    with pytest.raises(MissingDependency, match=r"perdure\[agents\]"):
         load_chat_model("anthropic:claude-sonnet-4-5")
 
 

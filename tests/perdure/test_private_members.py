@@ -32,6 +32,12 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+def list_imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the dotted names that an import statement imports."""
+    prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    return [f"{prefix}{alias.name}" for alias in node.names]
+
+
 def list_defined_names(folder: Path) -> set[str]:
     """Return the names of all functions, classes, attributes and variables of a package."""
     names = set[str]()
@@ -59,6 +65,40 @@ def test_package_uses_no_private_members_of_other_packages(package: str) -> None
     ]
 
     assert uses == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_imports_no_private_names_of_langgraph_or_langchain(package: str) -> None:
+    """Their private modules, functions and classes change between minor versions."""
+    imports = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path, module in parse_modules(PACKAGES[package])
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in list_imported_names(node)
+        if name.startswith(("langgraph", "langchain", "deepagents"))
+        and any(map(is_private, name.split(".")))
+    ]
+
+    assert imports == []
+
+
+def test_private_attributes_of_auth_files_are_read_in_one_place_only() -> None:
+    """langgraph_sdk has no public way to read the handlers of an `Auth`.
+
+    Its source code says that servers read these attributes, and that a change of their names is a
+    breaking change.
+    """
+    readers = {
+        path.relative_to(ROOT).as_posix()
+        for folder in PACKAGES.values()
+        for path, module in parse_modules(folder)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("_authenticate_handler", "_global_handlers")
+    }
+
+    assert readers == {"src/perdure/server/http/auth_file.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

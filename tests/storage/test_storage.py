@@ -155,6 +155,20 @@ def test_failing_flow_is_undone_and_the_next_one_works(database: SQLiteDatabase)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
+def test_sqlite_version_without_strict_tables_is_refused(
+    read_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the needed version, and no file is created."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    for component in (SQLiteCheckpointer, SQLiteStore):
+        with pytest.raises(StorageError, match=r"SQLite 3\.34\.1, but perdure needs SQLite 3\.37"):
+            component.open(tmp_path / "new.db", read_only=read_only)
+
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("read_only", [False, True])
 def test_files_of_other_applications_are_refused(read_only: bool, tmp_path: Path) -> None:
     """A database of another application, a text file and a folder are refused and not changed."""
     foreign_database, text_file = tmp_path / "foreign.db", tmp_path / "notes.txt"

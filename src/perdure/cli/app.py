@@ -525,8 +525,7 @@ def explain_missing_server_packages(feature: str) -> Iterator[None]:
         yield
     except ImportError as exc:
         raise MissingDependency(
-            f'{feature} needs additional packages; run pip install ".[server]" in a checkout of '
-            "perdure"
+            f'{feature} needs additional packages; run pip install "perdure[server]"'
         ) from exc
 
 

@@ -478,9 +478,9 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
     def stop_after_parent() -> None:
         parent.join()
-        os.kill(
-            os.getpid(), signal.SIGTERM if sigterm_handler == signal.SIG_DFL else signal.SIGKILL
-        )
+        # Windows has no SIGKILL, and SIGTERM ends a process there whatever its handler is.
+        kill = getattr(signal, "SIGKILL", signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM if sigterm_handler == signal.SIG_DFL else kill)
 
     threading.Thread(target=stop_after_parent, daemon=True).start()
 
@@ -665,9 +665,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     """
     # Check for `mcp` and `fastapi` with `find_spec`, because importing them takes about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
-        raise MissingDependency(
-            'MCP needs additional packages; run pip install ".[server]" in a checkout of perdure'
-        )
+        raise MissingDependency('MCP needs additional packages; run pip install "perdure[server]"')
     from perdure import __version__
     from perdure.server.http.logs import Audit, log_to_stderr
     from perdure.server.mcp_startup import StartupResponder

@@ -124,8 +124,7 @@ class Telemetry:
             )
         except ImportError as exc:
             raise MissingDependency(
-                'metrics and spans need additional packages; run pip install ".[watch]" in a '
-                "checkout of perdure"
+                'metrics and spans need additional packages; run pip install "perdure[watch]"'
             ) from exc
 
     # -- measuring operations

@@ -176,7 +176,8 @@ class AESGCMSeal(Seal):
             from cryptography.hazmat.primitives.ciphers import aead
         except ImportError as exc:
             raise MissingDependency(
-                "encryption requires the package 'cryptography'; run pip install cryptography"
+                "encryption requires the package 'cryptography'; run pip install "
+                '"perdure[encryption]"'
             ) from exc
         if len(key) not in (16, 24, 32):
             raise WrongKey(f"the key has {len(key)} bytes; expected 16, 24 or 32 bytes for AES-GCM")

@@ -17,8 +17,7 @@ try:
     from perdure.storage.postgres_errors import convert_psycopg_errors
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres databases require psycopg and psycopg_pool; in a checkout, run "
-        "pip install '.[postgres]'"
+        'Postgres databases require psycopg and psycopg_pool; run pip install "perdure[postgres]"'
     ) from exc
 
 

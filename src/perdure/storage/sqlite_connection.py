@@ -65,6 +65,8 @@ _PAGE_BYTES: Final = 4096  # Size in bytes of a page of the database
 RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `DiskReserve`
 # Number of free bytes below which the disk is considered nearly full
 _LOW_SPACE_BYTES: Final = 32 * RESERVE_BYTES
+MIN_SQLITE_VERSION: Final = (3, 37, 0)
+"""The oldest supported version of SQLite. Older versions have no STRICT tables."""
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
 """Whether SQLite may overwrite the WAL in place, which costs a third of emptying the WAL.
 
@@ -171,6 +173,15 @@ class Connector:
     factory: type[sqlite3.Connection]
     # Guard that checks an untrusted file and limits reads from it, or None if the file is trusted
     guard: UntrustedFileGuard | None = None
+
+    def __post_init__(self) -> None:
+        """Raise StorageError if Python uses an SQLite version that is too old."""
+        if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
+            raise StorageError(
+                f"Python's sqlite3 module uses SQLite {sqlite3.sqlite_version}, but perdure needs "
+                f"SQLite {'.'.join(map(str, MIN_SQLITE_VERSION))} or newer; use a Python that is "
+                "linked to a newer SQLite, or store the data in Postgres"
+            )
 
     def with_untrusted_file_guard(
         self,

@@ -294,7 +294,7 @@ def test_missing_encoding_falls_back_to_estimate_with_one_warning(
         counters = [token_counter("gpt-4o") for _ in range(3)]
 
     assert all(counter.encoding is None for counter in counters)
-    assert [".[tokens]" in r.getMessage() for r in caplog.records] == [True]
+    assert ["perdure[tokens]" in r.getMessage() for r in caplog.records] == [True]
 
 
 # -- arguments of token_counter

@@ -240,7 +240,7 @@ def test_model_string_without_langchain_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="pip install langchain"):
+    with pytest.raises(MissingDependency, match=r'pip install "perdure\[agents\]'):
         embedder_from("openai:text-embedding-3-small")
 
 

@@ -310,9 +310,11 @@ def _collect_first_path_segments(app: FastAPI) -> frozenset[str]:
 def _check_endpoints_declare_actions(app: FastAPI) -> None:
     """Raise TypeError if an endpoint does not declare the action that it performs."""
     for context in iter_route_contexts(app.routes):
-        is_api_route = isinstance(context.original_route, APIRoute | APIWebSocketRoute)
-        if is_api_route and not hasattr(context.endpoint, "action"):
+        # In older versions of FastAPI, the context of a websocket route has no endpoint.
+        route = context.original_route
+        is_api_route = isinstance(route, APIRoute | APIWebSocketRoute)
+        if is_api_route and not hasattr(route.endpoint, "action"):
             raise TypeError(
-                f"the endpoint {context.path} declares no required action; decorate it with "
+                f"the endpoint {route.path} declares no required action; decorate it with "
                 "perdure.server.http.access.set_required_action"
             )

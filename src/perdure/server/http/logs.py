@@ -79,7 +79,9 @@ class Audit:
         self._file, self._path = None, path
         if path is not None:
             try:
-                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                # Without O_BINARY, Windows would end each line with a carriage return.
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+                self._file = os.open(path, flags, 0o600)
                 # `fsync` fails on pipes and devices, which cannot be flushed to disk.
                 os.fsync(self._file)
             except OSError as exc:

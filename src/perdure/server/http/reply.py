@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -51,6 +53,10 @@ _STATUS_BY_ERROR: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], .
 }
 JSONObject = dict[str, Any]
 """An object of JSON."""
+MAX_JSON_LEVELS: Final = 500
+"""The maximum nesting of lists and objects in a reply. The usual decoders accept this nesting."""
+# A string, or a bracket that begins or ends a list or an object
+_JSON_STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
 _ORJSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -59,11 +65,33 @@ def encode_json(value: Any) -> bytes:
 
     A message is converted to a JSON object with the message's fields. Any other value that JSON
     cannot represent is converted to a JSON type such as a list or string.
+
+    Raises:
+        SerializationError: The value is nested deeper than `MAX_JSON_LEVELS` levels.
     """
     try:
         return orjson.dumps(value, _make_json_serializable, _ORJSON_OPTIONS)
     except TypeError:  # orjson rejects integers over 64 bits, lone surrogates and deep nesting.
-        return json.dumps(value, default=_make_json_serializable, skipkeys=True).encode()
+        try:
+            text = json.dumps(value, default=_make_json_serializable, skipkeys=True)
+        except RecursionError:
+            text = None
+    # From Python 3.13 on, `json.dumps` encodes values that are nested so deeply that clients cannot
+    # decode them.
+    if text is None or _count_json_levels(text) > MAX_JSON_LEVELS:
+        raise SerializationError(
+            f"the value is nested deeper than {MAX_JSON_LEVELS} levels of lists and objects; store "
+            "a flatter value"
+        )
+    if "NaN" in text or "Infinity" in text:  # These are not JSON. orjson replaces them with null.
+        text = json.dumps(json.loads(text, parse_constant=lambda constant: None))
+    return text.encode()
+
+
+def _count_json_levels(text: str) -> int:
+    """Return the maximum nesting of lists and objects in a text that is valid JSON."""
+    brackets = (bracket for bracket in _JSON_STRING_OR_BRACKET.findall(text) if bracket in "[]{}")
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def _make_json_serializable(value: Any) -> Any:
