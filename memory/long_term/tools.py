@@ -392,7 +392,7 @@ def build_tool(
         # is not a `ToolRuntime` and the messages of the run are not available. Some versions of
         # langchain-core also pass no `ToolRuntime` in a graph.
         state = runtime.state if isinstance(runtime, ToolRuntime) else None
-        messages = state if is_message_list(state) else read_channel(state, messages_key)
+        messages: Any = state if is_message_list(state) else read_channel(state, messages_key)
         if not is_message_list(messages):
             in_graph = isinstance(runtime, ToolRuntime) or _is_called_in_graph(config)
             if in_graph and tool_class is _MemoryTool:

@@ -123,6 +123,7 @@ DOTTED_NAME = re.compile(
 )
 EXAMPLES = {"auth.py", "langgraph_sdk/auth/__init__.py"}  # files of users, and of others
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+FILES.append(ROOT / "setup.py")
 TEXTS = [path for path in FILES if path.suffix in (".py", ".sql") and "tests" not in path.parts]
 
 

@@ -27,8 +27,8 @@ def create_private_file(path: str) -> None:
 
 
 def read_mode_of_database(database: str) -> int:
-    """Return the permissions of a database file, or those of a new one if there is none."""
-    with suppress(FileNotFoundError):
+    """Return the permissions of a database file, or those of a new one if it cannot be read."""
+    with suppress(OSError):
         return stat.S_IMODE(os.stat(database).st_mode)
     return _PRIVATE_MODE
 

@@ -270,7 +270,8 @@ class Connector:
         """Open and configure the writing connection, and create missing tables."""
         with self.hold_lock_between_processes():
             if self.is_on_disk:
-                create_private_file(self.path)
+                with contextlib.suppress(OSError):  # SQLite reports a path that cannot be opened
+                    create_private_file(self.path)
             conn = self._open_connection()
             try:
                 is_new = not self._is_perdure_database(conn)

@@ -287,11 +287,13 @@ def test_memory_waits_for_review_if_messages_of_the_run_cannot_be_read(
     arguments = {"action": "create", "text": EVIL}
     call: Any = {"name": "manage_memory", "args": arguments, "id": "c", "type": "tool_call"}
     memory_tool = manage_memory(store=store, messages_key="talk")
-    node = {
+    nodes: dict[str, Any] = {
         "no-runtime": lambda state, config: {"messages": [memory_tool.invoke(call, config)]},
         "other-channel": ToolNode([memory_tool]),
-    }[cause]
-    graph: Any = StateGraph(ChatState).add_node("tools", node).add_edge(START, "tools").compile()
+    }
+    graph: Any = (
+        StateGraph(ChatState).add_node("tools", nodes[cause]).add_edge(START, "tools").compile()
+    )
     result = graph.invoke({"messages": [("human", "Hi"), AIMessage("", tool_calls=[call])]}, ANN)
 
     assert "review" in result["messages"][-1].text

@@ -312,9 +312,9 @@ def _check_endpoints_declare_actions(app: FastAPI) -> None:
     for context in iter_route_contexts(app.routes):
         # In older versions of FastAPI, the context of a websocket route has no endpoint.
         route = context.original_route
-        is_api_route = isinstance(route, APIRoute | APIWebSocketRoute)
-        if is_api_route and not hasattr(route.endpoint, "action"):
-            raise TypeError(
-                f"the endpoint {route.path} declares no required action; decorate it with "
-                "perdure.server.http.access.set_required_action"
-            )
+        if not isinstance(route, APIRoute | APIWebSocketRoute) or hasattr(route.endpoint, "action"):
+            continue
+        raise TypeError(
+            f"the endpoint {route.path} declares no required action; decorate it with "
+            "perdure.server.http.access.set_required_action"
+        )
