@@ -1,10 +1,8 @@
 """A queue of write jobs, which any OS threads fill and one writing thread empties.
 
 The queue has its own implementation because `queue.SimpleQueue` has a fault in CPython 3.11 and
-3.12: `get(timeout)` waits without limit, instead of raising `Empty`, if the timeout ends while the
-call is being prepared. The timeouts of a writing thread are as short as a few microseconds, so a
-busy machine caused this about once in a hundred thousand waits. The writing thread then waited for
-further jobs, and all callers waited for the writing thread.
+3.12. `get(timeout)` can wait without limit, instead of raising `Empty`, if its timeout is only a
+few microseconds; see docs/decisions/0042-the-writer-waits-on-a-lock.md.
 """
 
 from __future__ import annotations
