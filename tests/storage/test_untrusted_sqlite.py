@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -74,6 +76,15 @@ def test_endless_statement_is_stopped(path: Path) -> None:
             assert conn.execute("SELECT a FROM t").fetchall() == []
 
 
+@pytest.fixture
+def default_ctrl_c() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, also if the shell started the tests with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_ctrl_c")
 def test_ctrl_c_interrupts_a_running_statement(path: Path) -> None:
     """Python would notice the signal only when the statement has ended."""
     guard = UntrustedFileGuard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
