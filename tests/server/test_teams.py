@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import interrupt
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
@@ -54,9 +55,11 @@ def build_graph() -> StateGraph[MessagesState]:
     )
     search = search_memory(namespaces=USER_AND_TEAM, min_score=0)
 
-    def call(tool: Any, config: RunnableConfig, **arguments: Any) -> str:
-        asked = {"name": tool.name, "args": arguments, "id": "c", "type": "tool_call"}
-        return str(tool.invoke(asked, config).content)
+    def call(tool: Any, state: MessagesState, config: RunnableConfig, **arguments: Any) -> str:
+        asked = ToolCall(name=tool.name, args=arguments, id="c", type="tool_call")
+        messages = [*state["messages"], AIMessage("", tool_calls=[asked])]
+        replies = ToolNode([tool]).invoke({"messages": messages}, config)
+        return str(replies["messages"][-1].content)
 
     def answer(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         text = state["messages"][-1].text
@@ -65,9 +68,9 @@ def build_graph() -> StateGraph[MessagesState]:
         if text.startswith("note "):
             _, team, said = text.split(" ", 2)
             chosen = {} if team == "me" else {"team": team}
-            reply = call(manage, config, action="create", text=said, **chosen)
+            reply = call(manage, state, config, action="create", text=said, **chosen)
         elif text.startswith("search "):
-            reply = call(search, config, query=text)
+            reply = call(search, state, config, query=text)
         else:
             shown = shows(state, config)
             reply = "\n".join(each.text for each in shown if each.type == "system")

@@ -322,5 +322,5 @@ def test_phone_numbers_without_the_extra_names_what_to_install(
 ) -> None:
     """The error is raised before the detector is used."""
     monkeypatch.setattr("perdure.memory.long_term.detectors.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"\.\[privacy\]"):
+    with pytest.raises(ConfigurationError, match=r"perdure\[privacy\]"):
         phone_numbers("DE")
