@@ -80,6 +80,8 @@ def _store_text_in_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
     return [
         build_link("/ui/threads", q=text[:3], meta=f"{text}={text}"),
         "/ui/threads",
+        "/ui/waiting",
+        build_link("/ui/waiting", answered=text),
         build_link("/ui/thread", id=text),
         build_link("/ui/thread", id=text, ns=text),
         *store_questions(saver, text),

@@ -118,6 +118,8 @@ OWN: Final = {
     "GET /ui/runs.json",
     "GET /ui/threads",
     "GET /ui/threads.json",
+    "GET /ui/waiting",
+    "GET /ui/waiting.json",
 }
 """What a stranger may ask for too: they get their own, or nothing."""
 UNPROVEN: Final = {

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 from uuid import uuid4
 
 from perdure.checkpointers import Retention, ThreadStatus
@@ -119,6 +119,19 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         if isinstance(metadata.get(name), str):
             check_user(f"{name!r} in the metadata", metadata[name], f"remove {name!r}")
     return metadata
+
+
+class WaitingThread(NamedTuple):
+    """A thread that waits for answers to its questions.
+
+    Attributes:
+        thread: The thread.
+        questions: The questions in the order of their tasks. Each is a pair of the node that asked
+            the question, and the interrupt in the format of LangGraph's API.
+    """
+
+    thread: Thread
+    questions: list[tuple[str, dict[str, Any]]]
 
 
 class Threads:
@@ -533,6 +546,34 @@ class Threads:
             offset,
         )
 
+    async def search_waiting(
+        self, query: ThreadQuery, limit: int, offset: int = 0
+    ) -> list[WaitingThread]:
+        """Return one page of the threads that wait for an answer and match a query.
+
+        The thread whose last checkpoint is oldest comes first. The status and the sort order of the
+        query are ignored. A thread with an active run is left out, because the run may already be
+        processing the answer.
+        """
+        query = replace(query, status="interrupted", sort_by="updated_at", sort_order="asc")
+        match = self._build_thread_matcher(query)
+
+        def match_waiting(row: ListedThread) -> WaitingThread | None:
+            thread = match(row)
+            if thread is None:
+                return None
+            questions = [
+                (task.node, format_interrupt_for_api(interrupt))
+                for task in row.status.tasks
+                if not task.done
+                for interrupt in task.interrupts
+            ]
+            return WaitingThread(thread, questions) if questions else None
+
+        return await self._list.asearch(
+            self._add_permission_filter_to_query(query), match_waiting, limit, offset
+        )
+
     async def find_thread_ids_of_person(self, query: ThreadQuery) -> set[str]:
         """Return the ids of the threads that match a query and belong to `query.person`."""
         match = self._build_thread_matcher(query)
@@ -649,6 +690,21 @@ class Threads:
         if sql_query.is_exact:
             return await self._list.acount_threads(sql_query)
         return len(await self.search(query, NO_LIMIT))
+
+    async def count_up_to(self, query: ThreadQuery, limit: int) -> tuple[int, bool]:
+        """Count the threads that match a query, but at most `limit` threads.
+
+        A query with conditions that SQL cannot check decrypts each thread that it counts, so the
+        limit keeps the count fast.
+
+        Returns:
+            The number of threads, and whether there are more than this number.
+        """
+        sql_query = self._add_permission_filter_to_query(query)
+        if sql_query.is_exact:
+            return await self._list.acount_threads(sql_query), False
+        thread_count = len(await self.search(query, limit + 1))
+        return min(thread_count, limit), thread_count > limit
 
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
         """Return a query that finds all matching threads that the caller is allowed to access.

@@ -56,6 +56,7 @@ from perdure.server.pages import (
     run_pages,
     storage_pages,
     thread_pages,
+    waiting_pages,
 )
 from perdure.server.pages.rendering import ASSETS, render_page
 from perdure.server.runs.graph_events import RunEvents
@@ -262,6 +263,7 @@ def create_app(
         *([metrics_routes] if telemetry is not None and telemetry.has_metrics else []),
         thread_pages.routes,
         run_pages.routes,
+        waiting_pages.routes,
         checkpoint_pages.routes,
         memory_pages.routes,
         people_pages.routes,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form
+from fastapi import APIRouter, Depends, Form
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from markupsafe import Markup, escape
@@ -33,6 +33,7 @@ from perdure.server.http.reply import (
     truncate_and_count_omitted,
     wants_json,
 )
+from perdure.server.pages.navigation import load_navigation
 
 # Maximum number of characters shown for a text on a page. A longer text has a link to the full
 # text.
@@ -407,7 +408,11 @@ class Pages(APIRouter):
     """A router for pages. To get a page's data as JSON, append `.json` to the page's path."""
 
     def __init__(self) -> None:
-        super().__init__(include_in_schema=False, default_response_class=JSONReply)
+        super().__init__(
+            include_in_schema=False,
+            default_response_class=JSONReply,
+            dependencies=[Depends(load_navigation)],
+        )
 
     def add_page_and_json_routes(
         self, path: str, required_action: Action

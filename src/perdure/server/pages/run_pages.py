@@ -183,6 +183,35 @@ def _build_caller_and_person_fields(row: RunRow) -> PageValues:
     }
 
 
+def build_question_row(node: str, question: Mapping[str, Any]) -> PageValues:
+    """Build the template data of an interrupt and of the form that answers it.
+
+    Args:
+        node: The node that raised the interrupt.
+        question: The interrupt in the format of LangGraph's API.
+    """
+    return {
+        "node": node,
+        "id": question.get("id"),
+        "reviews": find_tool_call_reviews(question),
+        "value": question.get("value"),
+    }
+
+
+async def list_assistants_for_next_message(
+    call: Call, runs: RunManager, thread: Thread
+) -> list[str]:
+    """Return the graphs to which the caller can send a message or an answer in a thread.
+
+    If the server serves the graph that last ran in the thread, the list has only this graph. The
+    list is empty if the caller may not start runs on the thread.
+    """
+    if not await call.may_use_thread("threads:create_run", thread):
+        return []
+    last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
+    return [last_graph] if last_graph in served_graphs else served_graphs
+
+
 async def load_conversation(
     call: Call, runs: RunManager, thread: Thread, waiting_nodes: Sequence[PageValues]
 ) -> PageValues:
@@ -204,8 +233,6 @@ async def load_conversation(
             next message. It is empty if the caller may not start runs. `unheard` is True if the
             newest run failed before its input was stored in the thread.
     """
-    last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may_run = await call.may_use_thread("threads:create_run", thread)
     stored_runs = await runs.list_runs(call.identity.tenant, thread["thread_id"])
     run_rows = [*map(build_run_row, stored_runs)]
     live_runs = [row for row in run_rows if row["is_live"] and not row["begins_at"]]
@@ -213,20 +240,13 @@ async def load_conversation(
     # answers.
     questions = [] if live_runs else _list_questions(thread)
     return {
-        "last": last_graph,
-        "assistants": ([last_graph] if last_graph in served_graphs else served_graphs)
-        if may_run
-        else [],
+        "last": thread["metadata"].get("graph_id"),
+        "assistants": await list_assistants_for_next_message(call, runs, thread),
         "live": live_runs[-1] if live_runs else None,
         "runs": run_rows[:_MAX_THREAD_RUNS],
         "unheard": bool(stored_runs) and _can_resend_input(stored_runs[0]),
         "questions": [
-            {
-                **waiting_node,
-                "id": question.get("id"),
-                "reviews": find_tool_call_reviews(question),
-                "value": question.get("value"),
-            }
+            {**waiting_node, **build_question_row(waiting_node["node"], question)}
             for waiting_node, question in zip(waiting_nodes, questions, strict=False)
         ],
     }
@@ -262,9 +282,23 @@ async def create_thread(call: CurrentCall) -> Response:
 @routes.post("/ui/answer")
 @set_required_action("threads:create_run")
 async def answer_question(
-    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
+    call: CurrentCall,
+    runs: ServerRuns,
+    request: Request,
+    id: str,
+    assistant: FormText,
+    listed: bool = False,
 ) -> Response:
-    """Resume a graph with the response to one of its thread's interrupts."""
+    """Resume a graph with the response to one of its thread's interrupts.
+
+    Args:
+        call: The permitted call.
+        runs: The run manager of the server.
+        request: The request.
+        id: The thread.
+        assistant: The graph that is resumed.
+        listed: Whether to return to the list of waiting questions instead of the thread's page.
+    """
     _, thread = await _authorize_read_call_and_load_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
     question = next(
@@ -284,6 +318,9 @@ async def answer_question(
         "command": {"resume": {question["id"]: parse_interrupt_answer(question, form)}},
         "multitask_strategy": "reject",
     }
+    if listed and not wants_json(request):
+        await _start_run(call, runs, thread, request_fields)
+        return redirect_to("/ui/waiting", answered=id)
     return await _start_run_and_respond(call, runs, request, thread, request_fields)
 
 
@@ -421,7 +458,19 @@ async def _start_run_and_respond(
     request_fields: dict[str, Any],
     author: str | None = None,
 ) -> Response:
-    """Start the run that a user requested in an HTML form, and return the response to the form.
+    """Start the run that a user requested in an HTML form, and return the response to the form."""
+    run = await _start_run(call, runs, thread, request_fields, author)
+    return await _respond_with_run(request, thread["thread_id"], run)
+
+
+async def _start_run(
+    call: Call,
+    runs: RunManager,
+    thread: Thread,
+    request_fields: dict[str, Any],
+    author: str | None = None,
+) -> Run:
+    """Start the run that a user requested in an HTML form.
 
     If the user chose the graph of the thread's last run, the new run uses the same assistant as
     that run.
@@ -437,8 +486,7 @@ async def _start_run_and_respond(
             "stream_resumable": True,
         }
     )
-    run = await start_run(call, runs, body, thread_id, author=author)
-    return await _respond_with_run(request, thread_id, run)
+    return await start_run(call, runs, body, thread_id, author=author)
 
 
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from fastapi import Depends, Query
 from starlette.requests import Request
@@ -18,7 +18,8 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import describe_actions_of_callers_other_than_person
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS_NAMESPACE, ModelView, aviews
-from perdure.run_tables.thread_list import ThreadList, ThreadQuery
+from perdure.run_tables.thread_list import RunStatus, ThreadList, ThreadQuery
+from perdure.server.http.access import Forbidden
 from perdure.server.http.call import Call, CurrentCall
 from perdure.server.http.reply import format_as_text, truncate_and_count_omitted
 from perdure.server.pages.rendering import (
@@ -38,6 +39,8 @@ from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
 THREADS_PER_PAGE: Final = 50
+# Maximum number of threads that are counted for a search whose conditions SQL cannot check.
+_MAX_COUNTED_THREADS: Final = 1_000
 # Maximum time, in seconds, that a search waits for changed threads to be indexed.
 _MAX_INDEX_WAIT_S: Final = 1.0
 # Number of seconds after which a browser reloads search results while threads are being indexed.
@@ -61,6 +64,8 @@ async def show_threads(
     runs: ServerRuns,
     q: str = "",
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI requires this default
+    status: Literal["", RunStatus] = "",
+    user: str = "",
     since: str = "",
     until: str = "",
     start: NonNegativeNumber = 0,
@@ -73,21 +78,30 @@ async def show_threads(
         runs: The run manager of the server.
         q: Text that is searched in titles, ids and messages.
         meta: Filters by metadata, each `key=value`.
+        status: Show only threads with this status; empty shows all.
+        user: Show only threads of this user; empty shows all. Other users' threads are shown only
+            to admins and to users whom an authorization handler permits.
         since: Show only threads whose latest activity was on this day or later.
         until: Show only threads whose latest activity was on this day or earlier.
         start: The number of threads to skip.
     """
     metadata_filters = [metadata_filter for metadata_filter in meta if metadata_filter.strip()]
-    permitted = await call.authorize_action_arguments(
-        {"metadata": dict(map(_parse_metadata_filter, metadata_filters))}
-    )
+    requested_metadata = dict(map(_parse_metadata_filter, metadata_filters))
+    if user.strip():
+        requested_metadata["owner"] = user.strip()
+    permitted = await call.authorize_action_arguments({"metadata": dict(requested_metadata)})
+    _refuse_other_owner(call, requested_metadata, permitted["metadata"])
     conditions = ThreadQuery(
         metadata=permitted["metadata"],
         text=q,
+        status=status or None,
         active_since=parse_form_datetime(since),
         active_until=parse_form_datetime(until, days_to_add=1),
     )
     matching_threads = await call.threads.search(conditions, THREADS_PER_PAGE + 1, start)
+    thread_count, has_more_than_counted = await call.threads.count_up_to(
+        conditions, _MAX_COUNTED_THREADS
+    )
     rows = await asyncio.gather(
         *(load_thread_page_values(call, thread) for thread in matching_threads[:THREADS_PER_PAGE])
     )
@@ -113,7 +127,14 @@ async def show_threads(
         begins=bool([*runs.graphs])
         and await get_new_thread_metadata_if_permitted(call.with_action("threads:create"))
         is not None,
-        given={"q": q, "meta": metadata_filters, "since": since, "until": until},
+        given={
+            **{"q": q, "meta": metadata_filters, "status": status, "user": user.strip()},
+            **{"since": since, "until": until},
+        },
+        statuses=get_args(RunStatus),
+        count=thread_count,
+        has_more_than_counted=has_more_than_counted,
+        may_choose_user=call.identity.is_admin,
         start=start,
         more=len(matching_threads) > THREADS_PER_PAGE,
     )
@@ -122,6 +143,24 @@ async def show_threads(
         # reload the search results later, so that it shows these hits, too.
         response.headers["Refresh"] = str(_PAGE_REFRESH_S)
     return response
+
+
+def _refuse_other_owner(
+    call: Call, requested: Mapping[str, Any], permitted: Mapping[str, Any]
+) -> None:
+    """Raise an error if the threads of one user are requested, but those of another are permitted.
+
+    An authorization rule may replace the requested `owner` with the caller. Without this check, the
+    page would show the caller's threads as if they belonged to the requested user.
+
+    Raises:
+        Forbidden: The permitted owner differs from the requested owner.
+    """
+    if "owner" in requested and permitted.get("owner", requested["owner"]) != requested["owner"]:
+        raise Forbidden(
+            f"the user {call.identity.user!r} is not allowed to list the threads of "
+            f"{requested['owner']!r:.80}; clear the field 'User' to list your own threads"
+        )
 
 
 def _parse_metadata_filter(text: str) -> tuple[str, Any]:
